@@ -1,11 +1,14 @@
 """Calls whose tensors have no elements, in every geometry: what tests of the host's part and of the card share.
 
-One sequence; a side has 18 rows or none. Takes a generated module, and gives out, lse and the gradients by name.
+One sequence; a side has 18 rows or none. Takes a generated module, and gives a function that gives out, lse and the
+gradients by name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,28 +86,32 @@ def operands(call: Call, device: str) -> dict[str, torch.Tensor]:
     return {"q": drawn(HEADS, n_queries), "k": drawn(KV_HEADS, n_keys), "v": drawn(KV_HEADS, n_keys)}
 
 
-def results(module: Any, call: Call, device: str) -> dict[str, torch.Tensor]:
-    """out, lse, and the gradient of each operand and param by name; of a piece those of the operands alone."""
+def prepared(module: Any, call: Call, device: str) -> Callable[[], dict[str, torch.Tensor]]:
+    """A function that makes the call and gives out, lse, and the gradient of each operand and param by name; of a piece
+    those of the operands alone. It makes no tensor on another device, so that a graph can hold it."""
     tensors, given = operands(call, device), params(call, device)
-    n_queries, n_keys = call.rows
+    if call.geometry == "pieces":
+        return partial(piece, module, call, tensors, given)
 
     def ends(rows: int) -> torch.Tensor:
         return torch.tensor([0, rows] if call.geometry == "packed" else [rows], dtype=torch.int32, device=device)
 
-    match call.geometry:
-        case "dense":
-            out, lse = module.a(*tensors.values(), **given, return_lse=True)
-        case "lengths":
-            bounds = {"q_stop": ends(n_queries), "k_stop": ends(n_keys)}
-            out, lse = module.a_lengths(*tensors.values(), **bounds, **given, return_lse=True)
-        case "packed":
-            bounds = {"cu_seqlens_q": ends(n_queries), "cu_seqlens_k": ends(n_keys)}
-            out, lse = module.a_varlen(*tensors.values(), **bounds, **given, return_lse=True)
-        case _:
-            return piece(module, call, tensors, given)
+    n_queries, n_keys = (ends(rows) for rows in call.rows)
+    bounds = {
+        "dense": {},
+        "lengths": {"q_stop": n_queries, "k_stop": n_keys},
+        "packed": {"cu_seqlens_q": n_queries, "cu_seqlens_k": n_keys},
+    }
+    ending = {"dense": "", "lengths": "_lengths", "packed": "_varlen"}
+    attend = getattr(module, f"a{ending[call.geometry]}")
     learned = {name: x for name, x in (tensors | given).items() if x.requires_grad}
-    grads = torch.autograd.grad(out, [*learned.values()], torch.ones_like(out))
-    return {"out": out.detach(), "lse": lse.detach(), **dict(zip(learned, grads, strict=True))}
+
+    def called() -> dict[str, torch.Tensor]:
+        out, lse = attend(*tensors.values(), **bounds[call.geometry], **given, return_lse=True)
+        grads = torch.autograd.grad(out, [*learned.values()], torch.ones_like(out))
+        return {"out": out.detach(), "lse": lse.detach(), **dict(zip(learned, grads, strict=True))}
+
+    return called
 
 
 def piece(

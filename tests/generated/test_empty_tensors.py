@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from empty_calls import ALL, Call, calls, results, text
+from empty_calls import ALL, Call, calls, prepared, text
 
 import attngen
 from attngen.runtime.loader import execute
@@ -49,7 +49,7 @@ def launched(call: Call) -> list[str]:
     changed: Any = module
     changed.HopperDescriptor = changed.TensorDescriptor = descriptor
     changed._CHIPS[torch.device("cpu")] = "sm_90"
-    results(module, call, "cpu")
+    prepared(module, call, "cpu")()
     return found
 
 

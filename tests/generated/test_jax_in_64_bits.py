@@ -1,5 +1,7 @@
-"""Files that import JAX compute in 32 bits, also where jax_enable_x64 is set. Scalars and traced ints become the nearest
-of 32 bits; elements that can be looked at are refused beyond."""
+"""Files that import JAX compute in 32 bits, also where jax_enable_x64 is set.
+
+Scalars and traced ints become the nearest of 32 bits; elements that can be looked at are refused beyond.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from empty_calls import ALL, KV_HEADS, SINK, Call, calls, operands, results, text
+from empty_calls import ALL, KV_HEADS, SINK, Call, calls, operands, prepared, text
 
 import attngen
 
@@ -27,13 +27,17 @@ def module_of(spec: str, geometry: str) -> Any:
 
 @pytest.mark.parametrize("call", calls(), ids=str)
 def test_a_call_without_elements(call: Call) -> None:
-    module = module_of(call.spec, call.geometry)
-    found = results(module, call, "cuda")
+    run = prepared(module_of(call.spec, call.geometry), call, "cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # a graph is captured on a stream of its own, and so is what it needs made before
+        found = run()
+    torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     expect(call, found)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = results(module, call, "cuda")
+        captured = run()
     graph.replay()
     torch.cuda.synchronize()
     expect(call, captured)

@@ -26,6 +26,7 @@ It needs jax alone, and runs on any device that JAX has. `alibi` is differentiab
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import NamedTuple, NoReturn
 
 import jax
@@ -453,14 +454,30 @@ def _by_axes(x, axes, lengths):
 
 
 _Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+_CALLER = 5  # the stack level of warnings; an `attngen.Kernel` adds 2
 
 
 def _refuse(message) -> NoReturn:
     raise _Refusal(f"alibi: {message}")
 
 
+def _note_rounding(name, x):
+    """Warns of a float64 param."""
+    if x.dtype == jnp.float64:
+        _warn_of_rounding(name)
+
+
+@functools.cache
+def _warn_of_rounding(name):
+    """Warns once for each param."""
+    warnings.warn(f"alibi: {name} is float64, and is rounded to float32, which has 24 bits: subtract what all elements share before, as in x - x.min()", stacklevel=_CALLER + 1)
+
+
 def _check(q, k, v, slope, scale):
     """One clear message for what does not fit, before anything is computed."""
+    for name, x in (("q", q), ("k", k), ("v", v), ("slope", slope), ("scale", scale)):
+        if type(x).__module__ == "torch":
+            _refuse(f"{name} is a tensor of PyTorch, and must be an array of JAX, as jax.numpy.from_dlpack({name}) is; or compile the specification with target='triton'")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not (hasattr(x, "shape") and hasattr(x, "dtype")):
             _refuse(f"{name} must be an array, not {type(x).__name__}")
@@ -488,14 +505,16 @@ def _check(q, k, v, slope, scale):
         _refuse(f"scale must be a finite number, not {scale!r}")
     if isinstance(scale, bool) or not (scale is None or isinstance(scale, int | float) or getattr(scale, "ndim", None) == 0):
         _refuse(f"scale must be one number, not {f'an array of shape {scale.shape}' if hasattr(scale, 'shape') else repr(scale)}")
+    turned = "are q, k and v (batch, heads, length, head dim)? They must be (batch, length, heads, head dim): exchange the two, as in q.swapaxes(1, 2); " if 1 < Sq < Hq and Sk < Hkv else ""
     if not (hasattr(slope, "shape") and hasattr(slope, "dtype")):
         _refuse(f"slope must be an array, not {type(slope).__name__}")
     if slope.dtype not in (jnp.float32, jnp.float16, jnp.bfloat16, jnp.float64,):
         _refuse(f"slope must be float32 or float16 or bfloat16 or float64, not {slope.dtype}")
     if len(slope.shape) != 1:
         _refuse(f"slope must have 1 dimension (Hq), not shape {tuple(slope.shape)}")
+    _note_rounding("slope", slope)
     if not all(n[0] in (1, n[1]) for n in zip(slope.shape, (Hq,), strict=True)):
-        _refuse(f"slope must have shape (Hq) = {(Hq,)}, not {tuple(slope.shape)}")
+        _refuse(f"{turned}slope must have shape (Hq) = {(Hq,)}, not {tuple(slope.shape)}")
     return Size(B, Hq, Hkv, Sq, Sk, D, Dv)
 
 
@@ -510,7 +529,7 @@ def alibi(
     dropout_seed: int | jax.Array | None = None,
     check: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """Attention `alibi`, tile by tile, differentiable in every float argument but the scale.
+    """Attention `alibi`, tile by tile, differentiable in every float argument.
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all float16, bfloat16 or float32.
     slope (Hq): float32 or float16 or bfloat16 or float64.

@@ -1422,6 +1422,7 @@ def _by_axes(x, axes, lengths):
 
 
 _Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+_CALLER = 5  # the stack level of warnings; an `attngen.Kernel` adds 2
 
 
 def _refuse(message) -> NoReturn:
@@ -1433,8 +1434,23 @@ def _readable(x):
     return not isinstance(x, jax.core.Tracer)
 
 
+def _note_rounding(name, x):
+    """Warns of a float64 param."""
+    if x.dtype == jnp.float64:
+        _warn_of_rounding(name)
+
+
+@functools.cache
+def _warn_of_rounding(name):
+    """Warns once for each param."""
+    warnings.warn(f"custom_normalizer: {name} is float64, and is rounded to float32, which has 24 bits: subtract what all elements share before, as in x - x.min()", stacklevel=_CALLER + 1)
+
+
 def _check(q, k, v, temperature, escape, scale):
     """One clear message for what does not fit, before anything is launched."""
+    for name, x in (("q", q), ("k", k), ("v", v), ("temperature", temperature), ("escape", escape), ("scale", scale)):
+        if type(x).__module__ == "torch":
+            _refuse(f"{name} is a tensor of PyTorch, and must be an array of JAX, as jax.numpy.from_dlpack({name}) is; or compile the specification with target='triton'")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not (hasattr(x, "shape") and hasattr(x, "dtype")):
             _refuse(f"{name} must be an array, not {type(x).__name__}")
@@ -1462,22 +1478,25 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"scale must be a finite number, not {scale!r}")
     if isinstance(scale, bool) or not (scale is None or isinstance(scale, int | float) or getattr(scale, "ndim", None) == 0):
         _refuse(f"scale must be one number, not {f'an array of shape {scale.shape}' if hasattr(scale, 'shape') else repr(scale)}")
+    turned = "are q, k and v (batch, heads, length, head dim)? They must be (batch, length, heads, head dim): exchange the two, as in q.swapaxes(1, 2); " if 1 < Sq < Hq and Sk < Hkv else ""
     if not (hasattr(temperature, "shape") and hasattr(temperature, "dtype")):
         _refuse(f"temperature must be an array, not {type(temperature).__name__}")
     if temperature.dtype not in (jnp.float32, jnp.float16, jnp.bfloat16, jnp.float64,):
         _refuse(f"temperature must be float32 or float16 or bfloat16 or float64, not {temperature.dtype}")
     if len(temperature.shape) != 1:
         _refuse(f"temperature must have 1 dimension (Hq), not shape {tuple(temperature.shape)}")
+    _note_rounding("temperature", temperature)
     if not all(n[0] in (1, n[1]) for n in zip(temperature.shape, (Hq,), strict=True)):
-        _refuse(f"temperature must have shape (Hq) = {(Hq,)}, not {tuple(temperature.shape)}")
+        _refuse(f"{turned}temperature must have shape (Hq) = {(Hq,)}, not {tuple(temperature.shape)}")
     if not (hasattr(escape, "shape") and hasattr(escape, "dtype")):
         _refuse(f"escape must be an array, not {type(escape).__name__}")
     if escape.dtype not in (jnp.float32, jnp.float16, jnp.bfloat16, jnp.float64,):
         _refuse(f"escape must be float32 or float16 or bfloat16 or float64, not {escape.dtype}")
     if len(escape.shape) != 1:
         _refuse(f"escape must have 1 dimension (Hq), not shape {tuple(escape.shape)}")
+    _note_rounding("escape", escape)
     if not all(n[0] in (1, n[1]) for n in zip(escape.shape, (Hq,), strict=True)):
-        _refuse(f"escape must have shape (Hq) = {(Hq,)}, not {tuple(escape.shape)}")
+        _refuse(f"{turned}escape must have shape (Hq) = {(Hq,)}, not {tuple(escape.shape)}")
     return Size(B, Hq, Hkv, Sq, Sk, D, Dv)
 
 
@@ -1508,7 +1527,7 @@ def custom_normalizer(
     dropout_seed: int | jax.Array | None = None,
     check: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """Attention `custom_normalizer`, fused, differentiable in every float argument but the scale.
+    """Attention `custom_normalizer`, fused, differentiable in every float argument.
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all bfloat16 or float32.
     temperature (Hq): float32 or float16 or bfloat16 or float64, where 0.0 < temperature.

@@ -124,11 +124,19 @@ def _in_32_bits(function):
     return narrow
 
 
-def _as_int(x):
-    """An int, or ints, of 32 bits; what is larger is taken for the largest."""
+def _as_int(name, x):
+    """An int, or ints, of 32 bits. Elements beyond are refused, which two ids would share; traced ones, and an int alone,
+    are taken for the nearest.
+    """
     if isinstance(x, int):
         x = max(-(2**31), min(2**31 - 1, x))
     elif jnp.iinfo(x.dtype).max >= 2**31:
+        if x.ndim and not isinstance(x, jax.core.Tracer):
+            with jax.ensure_compile_time_eval():
+                wrong = jnp.argwhere((x < -(2**31)) | (x >= 2**31))
+                if len(wrong):
+                    at = tuple(map(int, wrong[0]))
+                    _refuse(f"{name}[{', '.join(map(str, at))}] is {x[at]}, and must be from {-(2**31)} to {2**31 - 1}: JAX files compute in 32 bits; renumber ids from 0, and clamp bounds")
         x = x.clip(max(jnp.iinfo(x.dtype).min, -(2**31)), 2**31 - 1)
     return jnp.asarray(x, jnp.int32)
 
@@ -1433,6 +1441,9 @@ def _readable(x):
 
 def _check(q, k, v, ids, scale):
     """One clear message for what does not fit, before anything is launched."""
+    for name, x in (("q", q), ("k", k), ("v", v), ("ids", ids), ("scale", scale)):
+        if type(x).__module__ == "torch":
+            _refuse(f"{name} is a tensor of PyTorch, and must be an array of JAX, as jax.numpy.from_dlpack({name}) is; or compile the specification with target='triton'")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not (hasattr(x, "shape") and hasattr(x, "dtype")):
             _refuse(f"{name} must be an array, not {type(x).__name__}")
@@ -1460,6 +1471,7 @@ def _check(q, k, v, ids, scale):
         _refuse(f"scale must be a finite number, not {scale!r}")
     if isinstance(scale, bool) or not (scale is None or isinstance(scale, int | float) or getattr(scale, "ndim", None) == 0):
         _refuse(f"scale must be one number, not {f'an array of shape {scale.shape}' if hasattr(scale, 'shape') else repr(scale)}")
+    turned = "are q, k and v (batch, heads, length, head dim)? They must be (batch, length, heads, head dim): exchange the two, as in q.swapaxes(1, 2); " if 1 < Sq < Hq and Sk < Hkv else ""
     if not (hasattr(ids, "shape") and hasattr(ids, "dtype")):
         _refuse(f"ids must be an array, not {type(ids).__name__}")
     if ids.dtype not in (jnp.int32, jnp.int64,):
@@ -1467,7 +1479,7 @@ def _check(q, k, v, ids, scale):
     if len(ids.shape) != 2:
         _refuse(f"ids must have 2 dimensions (B, Sk), not shape {tuple(ids.shape)}")
     if not all(n[0] in (1, n[1]) for n in zip(ids.shape, (B, Sk,), strict=True)):
-        _refuse(f"ids must have shape (B, Sk) = {(B, Sk,)}, not {tuple(ids.shape)}")
+        _refuse(f"{turned}ids must have shape (B, Sk) = {(B, Sk,)}, not {tuple(ids.shape)}")
     if not (Sq == Sk):
         _refuse(f"the specification assumes Sq == Sk; here Sk = {Sk}, Sq = {Sq}")
     return Size(B, Hq, Hkv, Sq, Sk, D, Dv)
@@ -1484,7 +1496,7 @@ def documents(
     dropout_seed: int | jax.Array | None = None,
     check: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """Attention `documents`, fused, differentiable in every float argument but the scale.
+    """Attention `documents`, fused, differentiable in every float argument.
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all bfloat16 or float32.
     ids (B, Sk): int32 or int64.
@@ -1504,7 +1516,7 @@ def _call(q, k, v, ids, scale, return_lse, dropout_seed, attend=_attend):
         scale = q.shape[-1] ** -0.5 if hasattr(q, "shape") and len(q.shape) and q.shape[-1] else 1.0
     size = _check(q, k, v, ids, scale)
     q, k, v = jnp.asarray(q), *(jnp.broadcast_to(x, (size.B, *x.shape[1:])) for x in (k, v))
-    ids = _as_int(ids)
+    ids = _as_int("ids", ids)
     ids = jnp.broadcast_to(ids, (size.B, size.Sk,))
     if not isinstance(scale, int | float) or scale <= 0:
         # The kernels take a positive scale; its sign, or its being zero, goes into q, and with it its gradient.

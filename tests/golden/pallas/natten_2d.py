@@ -1527,12 +1527,15 @@ _attend.defvjp(_attend_forward, _attend_backward)
 def _element(x, *index):
     """x[index], which is 0 outside the param."""
     index = jnp.broadcast_arrays(*(jnp.asarray(i, jnp.int32) for i in index))
+    if 0 in x.shape:
+        return jnp.zeros(index[0].shape, x.dtype)
     inside = functools.reduce(jnp.logical_and, ((i >= 0) & (i < n) for i, n in zip(index, x.shape, strict=True)))
-    at = tuple(jnp.clip(i, 0, max(n - 1, 0)) for i, n in zip(index, x.shape, strict=True))
+    at = tuple(jnp.clip(i, 0, n - 1) for i, n in zip(index, x.shape, strict=True))
     return jnp.where(inside, x[at], jnp.zeros((), x.dtype))
 
 
 _Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+_CALLER = 5  # the stack level of warnings; an `attngen.Kernel` adds 2
 
 
 def _refuse(message) -> NoReturn:
@@ -1544,8 +1547,23 @@ def _readable(x):
     return not isinstance(x, jax.core.Tracer)
 
 
+def _note_rounding(name, x):
+    """Warns of a float64 param."""
+    if x.dtype == jnp.float64:
+        _warn_of_rounding(name)
+
+
+@functools.cache
+def _warn_of_rounding(name):
+    """Warns once for each param."""
+    warnings.warn(f"natten_2d: {name} is float64, and is rounded to float32, which has 24 bits: subtract what all elements share before, as in x - x.min()", stacklevel=_CALLER + 1)
+
+
 def _check(q, k, v, bias, scale):
     """One clear message for what does not fit, before anything is launched."""
+    for name, x in (("q", q), ("k", k), ("v", v), ("bias", bias), ("scale", scale)):
+        if type(x).__module__ == "torch":
+            _refuse(f"{name} is a tensor of PyTorch, and must be an array of JAX, as jax.numpy.from_dlpack({name}) is; or compile the specification with target='triton'")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not (hasattr(x, "shape") and hasattr(x, "dtype")):
             _refuse(f"{name} must be an array, not {type(x).__name__}")
@@ -1573,14 +1591,16 @@ def _check(q, k, v, bias, scale):
         _refuse(f"scale must be a finite number, not {scale!r}")
     if isinstance(scale, bool) or not (scale is None or isinstance(scale, int | float) or getattr(scale, "ndim", None) == 0):
         _refuse(f"scale must be one number, not {f'an array of shape {scale.shape}' if hasattr(scale, 'shape') else repr(scale)}")
+    turned = "are q, k and v (batch, heads, length, head dim)? They must be (batch, length, heads, head dim): exchange the two, as in q.swapaxes(1, 2); " if 1 < Sq < Hq and Sk < Hkv else ""
     if not (hasattr(bias, "shape") and hasattr(bias, "dtype")):
         _refuse(f"bias must be an array, not {type(bias).__name__}")
     if bias.dtype not in (jnp.float32, jnp.float16, jnp.bfloat16, jnp.float64,):
         _refuse(f"bias must be float32 or float16 or bfloat16 or float64, not {bias.dtype}")
     if len(bias.shape) != 3:
         _refuse(f"bias must have 3 dimensions (Hq, 13, 13), not shape {tuple(bias.shape)}")
+    _note_rounding("bias", bias)
     if not all(n[0] in (1, n[1]) for n in zip(bias.shape, (Hq, 13, 13,), strict=True)):
-        _refuse(f"bias must have shape (Hq, 13, 13) = {(Hq, 13, 13,)}, not {tuple(bias.shape)}")
+        _refuse(f"{turned}bias must have shape (Hq, 13, 13) = {(Hq, 13, 13,)}, not {tuple(bias.shape)}")
     if not (Sq == Sk):
         _refuse(f"the specification assumes Sq == Sk; here Sk = {Sk}, Sq = {Sq}")
     if not (Sk % 32 == 0):
@@ -1601,7 +1621,7 @@ def natten_2d(
     dropout_seed: int | jax.Array | None = None,
     check: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """Attention `natten_2d`, fused, differentiable in every float argument but the scale.
+    """Attention `natten_2d`, fused, differentiable in every float argument.
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all bfloat16 or float32.
     bias (Hq, 13, 13): float32 or float16 or bfloat16 or float64.

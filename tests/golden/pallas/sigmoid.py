@@ -1143,6 +1143,9 @@ def _readable(x):
 
 def _check(q, k, v, scale):
     """One clear message for what does not fit, before anything is launched."""
+    for name, x in (("q", q), ("k", k), ("v", v), ("scale", scale)):
+        if type(x).__module__ == "torch":
+            _refuse(f"{name} is a tensor of PyTorch, and must be an array of JAX, as jax.numpy.from_dlpack({name}) is; or compile the specification with target='triton'")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not (hasattr(x, "shape") and hasattr(x, "dtype")):
             _refuse(f"{name} must be an array, not {type(x).__name__}")
@@ -1183,7 +1186,7 @@ def sigmoid(
     dropout_seed: int | jax.Array | None = None,
     check: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """Attention `sigmoid`, fused, differentiable in every float argument but the scale.
+    """Attention `sigmoid`, fused, differentiable in every float argument.
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all bfloat16 or float32.
     scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. An array may learn.

@@ -25,7 +25,9 @@ It needs torch alone, and runs on any device that torch has. `alibi` is differen
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from typing import Any, NoReturn
 
 import torch
@@ -93,6 +95,7 @@ def _forward(q, k, v, slope, scale):
     """out (B, Hq, Sq, Dv) and lse (B, Hq, Sq) in float32."""
     B, Hq, Sq, _D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
+    slope = slope.expand(Hq)
     out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
     lse = torch.full((B, Hq, Sq), -math.inf, dtype=torch.float32, device=q.device)
     if q.numel() == 0:
@@ -139,10 +142,11 @@ def _forward(q, k, v, slope, scale):
 
 def _backward(d_out, d_lse, q, k, v, slope, out, lse, scale, needed):
     """The gradients of q, k, v and of the float params, None where not needed. Weights are computed again, tile by tile."""
+    total_slope = torch.zeros_like(slope, dtype=torch.float32)
     B, Hq, Sq, _D = q.shape
     Hkv, Sk, _Dv = v.shape[1:]
+    slope = slope.expand(Hq)
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
-    total_slope = torch.zeros_like(slope, dtype=torch.float32)
     if q.numel() == 0:
         return dq, dk, dv, total_slope
     d_out = d_out.float()
@@ -188,7 +192,7 @@ def _backward(d_out, d_lse, q, k, v, slope, out, lse, scale, needed):
             dk[:, :, k0 : k1 + 1] += ds.mT @ q_scaled
         dq[:, :, q0 : q1 + 1] = _per_head(dq_tile, Hq) * scale
     if needed[0]:
-        total_slope += sum_slope.sum((0,))
+        total_slope += sum_slope.sum((0,)).sum_to_size(total_slope.shape)
     return dq, dk, dv, total_slope
 
 
@@ -255,6 +259,7 @@ class _Gradients(_OneByOne):
 
 
 _Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+_CALLER = 5  # the stack level of warnings; an `attngen.Kernel` adds 2
 
 
 def _refuse(message: str) -> NoReturn:
@@ -304,8 +309,10 @@ def _refuse_tangents(*arguments) -> None:
         _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
 
-def _check(q, k, v, slope, scale):
-    """One clear message for what does not fit, before anything is computed; the tensors, where sizes of 1 are repeated."""
+def _check(q, k, v, slope, scale, whole=False):
+    """One clear message for what does not fit, before anything is computed. Returns the tensors; `whole`: with all sizes of
+    1 repeated.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
@@ -332,6 +339,7 @@ def _check(q, k, v, slope, scale):
         _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
     if max(Sq, Sk) >= 2**27:
         _refuse(f"sequences must be shorter than 2**27 = {2**27}, not {max(Sq, Sk)}")
+    turned = "are q, k and v (batch, length, heads, head dim)? They must be (batch, heads, length, head dim): transpose them, as in q.transpose(1, 2); " if 1 < Sq < Hq and Sk < Hkv and all(x.stride(1) > x.stride(2) for x in (q, k)) and not torch.compiler.is_compiling() else ""
     if not isinstance(slope, Tensor):
         _refuse(f"slope must be a torch.Tensor, not {type(slope).__name__}")
     if slope.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
@@ -340,10 +348,23 @@ def _check(q, k, v, slope, scale):
         _refuse(f"slope must be on q's device {q.device}, not {slope.device}")
     if slope.dim() != 1:
         _refuse(f"slope must have 1 dimension (Hq), not shape {tuple(slope.shape)}")
+    _note_rounding("slope", slope)
     if tuple(slope.shape) != (Hq,):
-        slope = _spread("slope", slope, (Hq,), "Hq")
+        slope = _spread("slope", slope, (Hq,), "Hq", range(1) if whole else (), turned)
     _refuse_tangents(q, k, v, slope, scale)
     return q, k, v, slope
+
+
+def _note_rounding(name: str, x: Tensor) -> None:
+    """Warns of a float64 param."""
+    if x.dtype is torch.float64 and not torch.compiler.is_compiling():
+        _warn_of_rounding(name)
+
+
+@functools.cache
+def _warn_of_rounding(name: str) -> None:
+    """Warns once for each param."""
+    warnings.warn(f"alibi: {name} is float64, and is rounded to float32, which has 24 bits: subtract what all elements share before, as in x - x.min()", stacklevel=_CALLER + 1)
 
 
 def _scale_number(scale) -> float:
@@ -356,11 +377,13 @@ def _scale_number(scale) -> float:
     _refuse(f"scale must be a finite number, not {scale!r}")
 
 
-def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str) -> Tensor:
-    """`x` expanded to this shape along dimensions of size 1, without a copy."""
+def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str, axes: tuple[int, ...] | range, turned: str) -> Tensor:
+    """`x` if it fits this shape, a size of 1 any. It is expanded along these axes, without a copy; along the others the
+    kernels repeat it, and sum its gradient.
+    """
     if any(have not in (1, want) for have, want in zip(x.shape, shape, strict=True)):
-        _refuse(f"{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
-    return x.expand(shape)
+        _refuse(f"{turned}{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
+    return x.expand([want if i in axes else have for i, (have, want) in enumerate(zip(x.shape, shape))]) if axes else x
 
 
 def _in_autocast(x: Any, kind: str) -> Any:

@@ -36,7 +36,9 @@ It needs torch alone, and runs on any device that torch has. `custom_normalizer`
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from typing import Any, NoReturn
 
 import torch
@@ -99,6 +101,8 @@ def _forward(q, k, v, temperature, escape, scale):
     """out (B, Hq, Sq, Dv) and lse (B, Hq, Sq) in float32."""
     B, Hq, Sq, _D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
+    temperature = temperature.expand(Hq)
+    escape = escape.expand(Hq)
     out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
     lse = torch.full((B, Hq, Sq), -math.inf, dtype=torch.float32, device=q.device)
     if q.numel() == 0:
@@ -152,11 +156,13 @@ def _forward(q, k, v, temperature, escape, scale):
 
 def _backward(d_out, d_lse, q, k, v, temperature, escape, out, lse, scale, needed):
     """The gradients of q, k, v and of the float params, None where not needed. Weights are computed again, tile by tile."""
-    B, Hq, Sq, _D = q.shape
-    Hkv, Sk, _Dv = v.shape[1:]
-    dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
     total_temperature = torch.zeros_like(temperature, dtype=torch.float32)
     total_escape = torch.zeros_like(escape, dtype=torch.float32)
+    B, Hq, Sq, _D = q.shape
+    Hkv, Sk, _Dv = v.shape[1:]
+    temperature = temperature.expand(Hq)
+    escape = escape.expand(Hq)
+    dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
     if q.numel() == 0:
         return dq, dk, dv, total_temperature, total_escape
     d_out = d_out.float()
@@ -210,9 +216,9 @@ def _backward(d_out, d_lse, q, k, v, temperature, escape, out, lse, scale, neede
         if needed[1]:
             sum_escape += (-delta * torch.exp2(head_term_8 - row_lse) * head_term_2).sum((-2, -1))
     if needed[0]:
-        total_temperature += sum_temperature.sum((0,))
+        total_temperature += sum_temperature.sum((0,)).sum_to_size(total_temperature.shape)
     if needed[1]:
-        total_escape += sum_escape.sum((0,))
+        total_escape += sum_escape.sum((0,)).sum_to_size(total_escape.shape)
     return dq, dk, dv, total_temperature, total_escape
 
 
@@ -280,6 +286,7 @@ class _Gradients(_OneByOne):
 
 
 _Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+_CALLER = 5  # the stack level of warnings; an `attngen.Kernel` adds 2
 
 
 def _refuse(message: str) -> NoReturn:
@@ -329,8 +336,10 @@ def _refuse_tangents(*arguments) -> None:
         _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
 
-def _check(q, k, v, temperature, escape, scale):
-    """One clear message for what does not fit, before anything is computed; the tensors, where sizes of 1 are repeated."""
+def _check(q, k, v, temperature, escape, scale, whole=False):
+    """One clear message for what does not fit, before anything is computed. Returns the tensors; `whole`: with all sizes of
+    1 repeated.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
@@ -357,6 +366,7 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
     if max(Sq, Sk) >= 2**27:
         _refuse(f"sequences must be shorter than 2**27 = {2**27}, not {max(Sq, Sk)}")
+    turned = "are q, k and v (batch, length, heads, head dim)? They must be (batch, heads, length, head dim): transpose them, as in q.transpose(1, 2); " if 1 < Sq < Hq and Sk < Hkv and all(x.stride(1) > x.stride(2) for x in (q, k)) and not torch.compiler.is_compiling() else ""
     if not isinstance(temperature, Tensor):
         _refuse(f"temperature must be a torch.Tensor, not {type(temperature).__name__}")
     if temperature.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
@@ -365,8 +375,9 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"temperature must be on q's device {q.device}, not {temperature.device}")
     if temperature.dim() != 1:
         _refuse(f"temperature must have 1 dimension (Hq), not shape {tuple(temperature.shape)}")
+    _note_rounding("temperature", temperature)
     if tuple(temperature.shape) != (Hq,):
-        temperature = _spread("temperature", temperature, (Hq,), "Hq")
+        temperature = _spread("temperature", temperature, (Hq,), "Hq", range(1) if whole else (), turned)
     if not isinstance(escape, Tensor):
         _refuse(f"escape must be a torch.Tensor, not {type(escape).__name__}")
     if escape.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
@@ -375,10 +386,23 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"escape must be on q's device {q.device}, not {escape.device}")
     if escape.dim() != 1:
         _refuse(f"escape must have 1 dimension (Hq), not shape {tuple(escape.shape)}")
+    _note_rounding("escape", escape)
     if tuple(escape.shape) != (Hq,):
-        escape = _spread("escape", escape, (Hq,), "Hq")
+        escape = _spread("escape", escape, (Hq,), "Hq", range(1) if whole else (), turned)
     _refuse_tangents(q, k, v, temperature, escape, scale)
     return q, k, v, temperature, escape
+
+
+def _note_rounding(name: str, x: Tensor) -> None:
+    """Warns of a float64 param."""
+    if x.dtype is torch.float64 and not torch.compiler.is_compiling():
+        _warn_of_rounding(name)
+
+
+@functools.cache
+def _warn_of_rounding(name: str) -> None:
+    """Warns once for each param."""
+    warnings.warn(f"custom_normalizer: {name} is float64, and is rounded to float32, which has 24 bits: subtract what all elements share before, as in x - x.min()", stacklevel=_CALLER + 1)
 
 
 def _scale_number(scale) -> float:
@@ -391,11 +415,13 @@ def _scale_number(scale) -> float:
     _refuse(f"scale must be a finite number, not {scale!r}")
 
 
-def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str) -> Tensor:
-    """`x` expanded to this shape along dimensions of size 1, without a copy."""
+def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str, axes: tuple[int, ...] | range, turned: str) -> Tensor:
+    """`x` if it fits this shape, a size of 1 any. It is expanded along these axes, without a copy; along the others the
+    kernels repeat it, and sum its gradient.
+    """
     if any(have not in (1, want) for have, want in zip(x.shape, shape, strict=True)):
-        _refuse(f"{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
-    return x.expand(shape)
+        _refuse(f"{turned}{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
+    return x.expand([want if i in axes else have for i, (have, want) in enumerate(zip(x.shape, shape))]) if axes else x
 
 
 def _in_autocast(x: Any, kind: str) -> Any:
@@ -424,8 +450,9 @@ def _broken(holds: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     return tuple(wrong[0].tolist()) if len(wrong) else None
 
 
-def _check_facts(q, k, v, temperature, escape):
+def _check_facts(q, k, v, temperature, escape, scale):
     """The facts that no call checks unless it is asked to: it reads elements, so it waits for the device."""
+    q, k, v, temperature, escape = _check(q, k, v, temperature, escape, scale, whole=True)
     if torch.compiler.is_compiling() or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
         _refuse("check=True reads elements, which torch.compile and CUDA graphs do not allow: leave it out there")
     at = _broken(0.0 < temperature, temperature.shape)
@@ -458,8 +485,7 @@ def custom_normalizer(
     A query that may attend to no key has a zero row in the result and zero gradients in q, k and v. Raises ValueError if an argument does not fit.
     """
     if check:
-        q, k, v, temperature, escape = _check(q, k, v, temperature, escape, scale)
-        _check_facts(q, k, v, temperature, escape)
+        _check_facts(q, k, v, temperature, escape, scale)
     return _call(q, k, v, temperature, escape, scale, return_lse, dropout_seed)
 
 

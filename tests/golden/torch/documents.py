@@ -147,6 +147,7 @@ def _forward(q, k, v, ids, scale):
     """out (B, Hq, Sq, Dv) and lse (B, Hq, Sq) in float32."""
     B, Hq, Sq, _D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
+    ids = ids.expand(B, Sk)
     batch = torch.arange(B, device=q.device)[:, None, None, None]
     out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
     lse = torch.full((B, Hq, Sq), -math.inf, dtype=torch.float32, device=q.device)
@@ -197,6 +198,7 @@ def _backward(d_out, d_lse, q, k, v, ids, out, lse, scale):
     """The gradients of q, k, v. Weights are computed again, tile by tile."""
     B, Hq, Sq, _D = q.shape
     Hkv, Sk, _Dv = v.shape[1:]
+    ids = ids.expand(B, Sk)
     batch = torch.arange(B, device=q.device)[:, None, None, None]
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
     if q.numel() == 0:
@@ -348,8 +350,10 @@ def _refuse_tangents(*arguments) -> None:
         _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
 
-def _check(q, k, v, ids, scale):
-    """One clear message for what does not fit, before anything is computed; the tensors, where sizes of 1 are repeated."""
+def _check(q, k, v, ids, scale, whole=False):
+    """One clear message for what does not fit, before anything is computed. Returns the tensors; `whole`: with all sizes of
+    1 repeated.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
@@ -376,6 +380,7 @@ def _check(q, k, v, ids, scale):
         _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
     if max(Sq, Sk) >= 2**27:
         _refuse(f"sequences must be shorter than 2**27 = {2**27}, not {max(Sq, Sk)}")
+    turned = "are q, k and v (batch, length, heads, head dim)? They must be (batch, heads, length, head dim): transpose them, as in q.transpose(1, 2); " if 1 < Sq < Hq and Sk < Hkv and all(x.stride(1) > x.stride(2) for x in (q, k)) and not torch.compiler.is_compiling() else ""
     if not isinstance(ids, Tensor):
         _refuse(f"ids must be a torch.Tensor, not {type(ids).__name__}")
     if ids.dtype not in (torch.int32, torch.int64,):
@@ -385,7 +390,7 @@ def _check(q, k, v, ids, scale):
     if ids.dim() != 2:
         _refuse(f"ids must have 2 dimensions (B, Sk), not shape {tuple(ids.shape)}")
     if tuple(ids.shape) != (B, Sk,):
-        ids = _spread("ids", ids, (B, Sk,), "B, Sk")
+        ids = _spread("ids", ids, (B, Sk,), "B, Sk", range(2) if whole else (), turned)
     if not (Sq == Sk):
         _refuse(f"the specification assumes Sq == Sk; here Sk = {Sk}, Sq = {Sq}")
     _refuse_tangents(q, k, v, ids, scale)
@@ -402,11 +407,13 @@ def _scale_number(scale) -> float:
     _refuse(f"scale must be a finite number, not {scale!r}")
 
 
-def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str) -> Tensor:
-    """`x` expanded to this shape along dimensions of size 1, without a copy."""
+def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str, axes: tuple[int, ...] | range, turned: str) -> Tensor:
+    """`x` if it fits this shape, a size of 1 any. It is expanded along these axes, without a copy; along the others the
+    kernels repeat it, and sum its gradient.
+    """
     if any(have not in (1, want) for have, want in zip(x.shape, shape, strict=True)):
-        _refuse(f"{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
-    return x.expand(shape)
+        _refuse(f"{turned}{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
+    return x.expand([want if i in axes else have for i, (have, want) in enumerate(zip(x.shape, shape))]) if axes else x
 
 
 def _in_autocast(x: Any, kind: str) -> Any:
@@ -472,6 +479,8 @@ def _call(q, k, v, ids, scale, return_lse, dropout_seed):
     if scale <= 0.0:
         # A positive scale is folded into the exponent; its sign, or its being zero, goes into q.
         q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(msg="documents: values of tensors say which tiles meet, and the host reads them; with fullgraph=True, compile the spec for target triton")
     out, lse, *_ = _Attention.apply(q, k, v, ids, float(scale))
     return (out, lse) if return_lse else out
 

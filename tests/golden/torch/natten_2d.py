@@ -42,7 +42,9 @@ It needs torch alone, and runs on any device that torch has. `natten_2d` is diff
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from typing import Any, NoReturn
 
 import torch
@@ -105,8 +107,13 @@ def _element(x: Tensor, *index: Tensor | int) -> Tensor:
     return torch.where(inside, x[tuple(i.clamp(0, size - 1) for i, size in zip(at, x.shape))], x.new_zeros(()))
 
 
-def _gathered(values: Tensor, inside: Tensor, flat: Tensor, size: int) -> Tensor:
-    """The sum of the values that share a cell of `flat`. Summed as integers, so the order cannot change the bits."""
+def _gathered(values: Tensor, inside: Tensor, index: tuple[Tensor | int, ...], shape: torch.Size) -> Tensor:
+    """The sums of the values with the same index into this shape, where a size of 1 takes any index. They are added as
+    integers, so that the order changes no bit.
+    """
+    flat, size = torch.zeros((), dtype=torch.int64, device=values.device), shape.numel()
+    for i, n in zip(index, shape):
+        flat = flat * n + (i if n > 1 else 0)
     inside, flat = inside.expand(values.shape), flat.expand(values.shape)
     values = torch.where(inside, values, 0.0).double()
     least = values.new_full((1,), 1e-300)  # where there is no value, or none but zeros
@@ -114,7 +121,7 @@ def _gathered(values: Tensor, inside: Tensor, flat: Tensor, size: int) -> Tensor
     unit = torch.ldexp(torch.ones((), dtype=torch.float64, device=values.device), exponent - (62 - values.numel().bit_length()))
     cells = torch.zeros(size + 1, dtype=torch.int64, device=values.device)
     cells.index_add_(0, torch.where(inside, flat, size).flatten(), torch.round(values / unit).long().flatten())
-    return (cells[:size].double() * unit).float()
+    return (cells[:size].double() * unit).float().view(shape)
 
 
 # ---------------------------------------------------------------- which tiles meet
@@ -139,6 +146,7 @@ def _forward(q, k, v, bias, scale):
     """out (B, Hq, Sq, Dv) and lse (B, Hq, Sq) in float32."""
     B, Hq, Sq, _D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
+    bias = bias.expand(Hq, 13, 13)
     head = torch.arange(Hq, device=q.device)[:, None, None]
     out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
     lse = torch.full((B, Hq, Sq), -math.inf, dtype=torch.float32, device=q.device)
@@ -189,11 +197,12 @@ def _forward(q, k, v, bias, scale):
 
 def _backward(d_out, d_lse, q, k, v, bias, out, lse, scale, needed):
     """The gradients of q, k, v and of the float params, None where not needed. Weights are computed again, tile by tile."""
+    total_bias = torch.zeros_like(bias, dtype=torch.float32)
     _B, Hq, Sq, _D = q.shape
     Hkv, Sk, _Dv = v.shape[1:]
+    bias = bias.expand(Hq, 13, 13)
     head = torch.arange(Hq, device=q.device)[:, None, None]
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
-    total_bias = torch.zeros_like(bias, dtype=torch.float32)
     if q.numel() == 0:
         return dq, dk, dv, total_bias
     d_out = d_out.float()
@@ -234,8 +243,7 @@ def _backward(d_out, d_lse, q, k, v, bias, out, lse, scale, needed):
                 if masked:
                     contribution = _where(allowed, contribution, 0.0)
                 inside = (head >= 0) & (head < Hq) & (k_idx // 32 - q_idx // 32 + 6 >= 0) & (k_idx // 32 - q_idx // 32 + 6 < 13) & (k_idx % 32 - q_idx % 32 + 6 >= 0) & (k_idx % 32 - q_idx % 32 + 6 < 13)
-                cell = ((head) * (13) + k_idx // 32 - q_idx // 32 + 6) * (13) + k_idx % 32 - q_idx % 32 + 6
-                total_bias += _gathered(contribution, inside, cell, total_bias.numel()).view(total_bias.shape)
+                total_bias += _gathered(contribution, inside, (head, k_idx // 32 - q_idx // 32 + 6, k_idx % 32 - q_idx % 32 + 6,), total_bias.shape)
             ds = g
             ds = _per_kv_head(ds, Hkv)
             dq_tile += ds @ k_tile
@@ -307,6 +315,7 @@ class _Gradients(_OneByOne):
 
 
 _Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+_CALLER = 5  # the stack level of warnings; an `attngen.Kernel` adds 2
 
 
 def _refuse(message: str) -> NoReturn:
@@ -356,8 +365,10 @@ def _refuse_tangents(*arguments) -> None:
         _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
 
-def _check(q, k, v, bias, scale):
-    """One clear message for what does not fit, before anything is computed; the tensors, where sizes of 1 are repeated."""
+def _check(q, k, v, bias, scale, whole=False):
+    """One clear message for what does not fit, before anything is computed. Returns the tensors; `whole`: with all sizes of
+    1 repeated.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
@@ -384,6 +395,7 @@ def _check(q, k, v, bias, scale):
         _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
     if max(Sq, Sk) >= 2**27:
         _refuse(f"sequences must be shorter than 2**27 = {2**27}, not {max(Sq, Sk)}")
+    turned = "are q, k and v (batch, length, heads, head dim)? They must be (batch, heads, length, head dim): transpose them, as in q.transpose(1, 2); " if 1 < Sq < Hq and Sk < Hkv and all(x.stride(1) > x.stride(2) for x in (q, k)) and not torch.compiler.is_compiling() else ""
     if not isinstance(bias, Tensor):
         _refuse(f"bias must be a torch.Tensor, not {type(bias).__name__}")
     if bias.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
@@ -392,8 +404,9 @@ def _check(q, k, v, bias, scale):
         _refuse(f"bias must be on q's device {q.device}, not {bias.device}")
     if bias.dim() != 3:
         _refuse(f"bias must have 3 dimensions (Hq, 13, 13), not shape {tuple(bias.shape)}")
+    _note_rounding("bias", bias)
     if tuple(bias.shape) != (Hq, 13, 13,):
-        bias = _spread("bias", bias, (Hq, 13, 13,), "Hq, 13, 13")
+        bias = _spread("bias", bias, (Hq, 13, 13,), "Hq, 13, 13", range(3) if whole else (), turned)
     if not (Sq == Sk):
         _refuse(f"the specification assumes Sq == Sk; here Sk = {Sk}, Sq = {Sq}")
     if not (Sk % 32 == 0):
@@ -402,6 +415,18 @@ def _check(q, k, v, bias, scale):
         _refuse(f"the specification assumes 224 <= Sk; here Sk = {Sk}")
     _refuse_tangents(q, k, v, bias, scale)
     return q, k, v, bias
+
+
+def _note_rounding(name: str, x: Tensor) -> None:
+    """Warns of a float64 param."""
+    if x.dtype is torch.float64 and not torch.compiler.is_compiling():
+        _warn_of_rounding(name)
+
+
+@functools.cache
+def _warn_of_rounding(name: str) -> None:
+    """Warns once for each param."""
+    warnings.warn(f"natten_2d: {name} is float64, and is rounded to float32, which has 24 bits: subtract what all elements share before, as in x - x.min()", stacklevel=_CALLER + 1)
 
 
 def _scale_number(scale) -> float:
@@ -414,11 +439,13 @@ def _scale_number(scale) -> float:
     _refuse(f"scale must be a finite number, not {scale!r}")
 
 
-def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str) -> Tensor:
-    """`x` expanded to this shape along dimensions of size 1, without a copy."""
+def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str, axes: tuple[int, ...] | range, turned: str) -> Tensor:
+    """`x` if it fits this shape, a size of 1 any. It is expanded along these axes, without a copy; along the others the
+    kernels repeat it, and sum its gradient.
+    """
     if any(have not in (1, want) for have, want in zip(x.shape, shape, strict=True)):
-        _refuse(f"{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
-    return x.expand(shape)
+        _refuse(f"{turned}{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
+    return x.expand([want if i in axes else have for i, (have, want) in enumerate(zip(x.shape, shape))]) if axes else x
 
 
 def _in_autocast(x: Any, kind: str) -> Any:

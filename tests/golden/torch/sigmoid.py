@@ -248,8 +248,10 @@ def _refuse_tangents(*arguments) -> None:
         _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
 
-def _check(q, k, v, scale):
-    """One clear message for what does not fit, before anything is computed; the tensors, where sizes of 1 are repeated."""
+def _check(q, k, v, scale, whole=False):
+    """One clear message for what does not fit, before anything is computed. Returns the tensors; `whole`: with all sizes of
+    1 repeated.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")

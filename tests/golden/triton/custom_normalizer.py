@@ -41,10 +41,12 @@ import functools
 import math
 import operator
 import sys
+import threading
 import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -54,6 +56,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import flop_registry
 from triton import knobs
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -2531,13 +2534,18 @@ def _align(strides: dict[str, tuple[int, ...]], most: int = 16) -> int:
     return math.gcd(most, *(n for found in strides.values() for n in found))
 
 
+def _copyable(x: Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether the tensor copy engine (TMA) can read `x`: it has elements, at an address and with strides of whole 16
+    bytes.
+    """
+    size = x.element_size()
+    return x.numel() > 0 and x.data_ptr() % 16 == 0 and all(0 < n and n * size % 16 == 0 for n in strides)
+
+
 def _has_tma(*tensors: Tensor) -> bool:
-    """Whether the chip has a tensor copy engine (TMA) that can read these tensors. Kernels load float32 by pointers."""
-    return _chip(tensors[0].device) in ("sm_90", "sm_100") and all(
-        x.numel() > 0 and x.element_size() == 2 and x.data_ptr() % 16 == 0
-        and all(0 < n and n % 8 == 0 for n in x.stride()[:3])
-        for x in tensors
-    )
+    """Whether the chip has a copy engine that can read these tensors. Kernels load float32 by pointers."""
+    chip = _chip(tensors[0].device)
+    return chip in ("sm_90", "sm_100") and all(x.element_size() == 2 and _copyable(x, x.stride()[:3]) for x in tensors)
 
 
 @functools.cache
@@ -2587,6 +2595,8 @@ def _registers(q: Tensor, *tile: int) -> dict[str, int]:
 
 _NONE: dict[str, Any] = {}
 _WARMED: ContextVar[list | None] = ContextVar("kernels that launches compile and do not run", default=None)
+# Triton's interpreter changes `triton.language` for all threads while a kernel runs: there, kernels take turns.
+_TURN: Any = vars(triton).setdefault("_interpreter_turn", threading.RLock())
 
 
 class _Launch:
@@ -2630,7 +2640,8 @@ class _Launch:
         if (warmed := _WARMED.get()) is not None:
             warmed.append(self.kernel.warmup(*operands, grid=self.grid, **self.options))
             return
-        compiled = self.kernel[self.grid](*operands, **self.options)
+        with nullcontext() if isinstance(self.kernel, triton.JITFunction) else _TURN:
+            compiled = self.kernel[self.grid](*operands, **self.options)
         if compiled is not None:  # as under the interpreter
             self.run = _launcher(compiled, self.grid, {i: operands[i] for i in self.places}, self.constants)
 
@@ -2737,6 +2748,8 @@ class _Known:
         self.out = _like(q, Dv)
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
         strides = _strides(q=near[0].stride(), k=near[1].stride(), v=near[2].stride(), out=self.out[1])
+        temperature = temperature.expand(Hq)
+        escape = escape.expand(Hq)
         self.values = dict(strides, Hq=Hq, Hkv=Hkv, Sq=Sq, Sk=Sk, temperature_stride_0=temperature.stride(0),
             escape_stride_0=escape.stride(0))
         self.constants = dict(D=D, Dv=Dv, ALIGN=_align(strides))
@@ -2806,6 +2819,19 @@ def _queue(values: dict) -> None:
     except (KeyError, IndexError):
         zeros = torch.zeros((1024, 4), dtype=torch.int32, device=device)
         values["queue"], *_ZEROS[device.index, stream] = zeros.unbind()
+
+
+def _count_flops(op, of_qk: int, of_v: int, pairs=lambda q, k, **_: q.shape[0] * q.shape[2] * k.shape[2]) -> None:
+    """Tells `FlopCounterMode` of an operator's products of lengths D and Dv, so many for each pair, allowed or not."""
+    names = [x.name for x in op._opoverload._schema.arguments]
+
+    def flops(*inputs, out_val=None, **more) -> int:
+        given = dict(zip(names, inputs), **more)
+        q, v = given["q"], given["v"]
+        return 2 * q.shape[1] * pairs(**given) * (of_qk * q.shape[-1] + of_v * v.shape[-1])
+
+    flops._get_raw = True  # it takes tensors, not their shapes
+    flop_registry[op._opoverload.overloadpacket] = flops
 
 
 def _forward_launches(known, q, k, v, out, precise) -> tuple:
@@ -2878,6 +2904,9 @@ def _(q, k, v, temperature, escape, scale, precise=False):
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     out = q.new_empty_strided(*_like(q, v.shape[3]))
     return out, lse, out.new_empty(out.shape if precise else 0)
+
+
+_count_flops(_forward, 1, 1)
 
 
 def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, precise, needed) -> tuple:
@@ -2977,8 +3006,10 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
         with torch.cuda.device_of(q):
             for launch in launches:
                 launch(values)
-            total_temperature = values["sum_temperature"].sum((0, -1)) if needed[0] else temperature.new_empty(0)
-            total_escape = values["sum_escape"].sum((0, -1)) if needed[1] else escape.new_empty(0)
+            total_temperature = (values["sum_temperature"].sum((0, -1)).sum_to_size(temperature.shape) if needed[0]
+                else temperature.new_empty(0))
+            total_escape = (values["sum_escape"].sum((0, -1)).sum_to_size(escape.shape) if needed[1]
+                else escape.new_empty(0))
     else:
         dq, dk, dv = dq.zero_(), dk.zero_(), dv.zero_()
         total_temperature = (torch.zeros_like(temperature, dtype=torch.float32) if needed[0]
@@ -2995,6 +3026,7 @@ def _refuse_second(ctx, *gradients):
 
 
 _backward.register_autograd(_refuse_second)
+_count_flops(_backward, 3, 2)
 
 
 @_backward.register_fake
@@ -3137,8 +3169,8 @@ def _refuse(message: str) -> NoReturn:
     raise _Refusal(f"custom_normalizer: {message}")
 
 
-def _check(q, k, v, temperature, escape, scale):
-    """Raises one clear error if an argument does not fit. Returns the tensors, with sizes of 1 expanded."""
+def _check(q, k, v, temperature, escape, scale, whole=False):
+    """Raises one clear error if an argument does not fit. Returns the tensors, if `whole` with sizes of 1 expanded."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
@@ -3166,6 +3198,9 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"head dims must be from 1 to 256, not {D} and {Dv}")
     if q.device.type not in ("cuda", "cpu", "meta"):
         _refuse(f"q must be on a GPU, or on the CPU under TRITON_INTERPRET=1, not on {q.device}")
+    turned = ("are q, k and v (batch, length, heads, head dim)? They must be (batch, heads, length, head dim): "
+        "transpose them, as in q.transpose(1, 2); " if 1 < Sq < Hq and Sk < Hkv
+        and all(x.stride(1) > x.stride(2) for x in (q, k)) and not torch.compiler.is_compiling() else "")
     if not isinstance(temperature, Tensor):
         _refuse(f"temperature must be a torch.Tensor, not {type(temperature).__name__}")
     if temperature.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
@@ -3174,8 +3209,9 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"temperature must be on q's device {q.device}, not {temperature.device}")
     if temperature.dim() != 1:
         _refuse(f"temperature must have 1 dimension (Hq), not shape {tuple(temperature.shape)}")
+    _note_rounding("temperature", temperature)
     if tuple(temperature.shape) != (Hq,):
-        temperature = _spread("temperature", temperature, (Hq,), "Hq")
+        temperature = _spread("temperature", temperature, (Hq,), "Hq", range(1) if whole else (), turned)
     if not isinstance(escape, Tensor):
         _refuse(f"escape must be a torch.Tensor, not {type(escape).__name__}")
     if escape.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
@@ -3184,11 +3220,11 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"escape must be on q's device {q.device}, not {escape.device}")
     if escape.dim() != 1:
         _refuse(f"escape must have 1 dimension (Hq), not shape {tuple(escape.shape)}")
+    _note_rounding("escape", escape)
     if tuple(escape.shape) != (Hq,):
-        escape = _spread("escape", escape, (Hq,), "Hq")
+        escape = _spread("escape", escape, (Hq,), "Hq", range(1) if whole else (), turned)
     _refuse_tangents(q, k, v, temperature, escape, scale)
-    if 1 < Sq < Hq and Sk < Hkv and all(x.stride(1) > x.stride(2)
-        for x in (q, k)) and not torch.compiler.is_compiling():
+    if turned:
         _warn_of_order()
     return q, k, v, temperature, escape
 
@@ -3198,6 +3234,19 @@ def _warn_of_order() -> None:
     """Warns once of more heads than positions, as if q, k and v were (batch, length, heads, head dim)."""
     warnings.warn("custom_normalizer: are there more heads than positions? q, k and v must be (batch, heads, length, "
         "head dim): transpose what is (batch, length, heads, head dim), as in q.transpose(1, 2)", stacklevel=_CALLER)
+
+
+def _note_rounding(name: str, x: Tensor) -> None:
+    """Warns of a float64 param."""
+    if x.dtype is torch.float64 and not torch.compiler.is_compiling():
+        _warn_of_rounding(name)
+
+
+@functools.cache
+def _warn_of_rounding(name: str) -> None:
+    """Warns once for each param."""
+    warnings.warn(f"custom_normalizer: {name} is float64, and is rounded to float32, which has 24 bits: subtract what "
+        f"all elements share before, as in x - x.min()", stacklevel=_CALLER + 1)
 
 
 def _scale_number(scale) -> float:
@@ -3210,11 +3259,14 @@ def _scale_number(scale) -> float:
     _refuse(f"scale must be a finite number, not {scale!r}")
 
 
-def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str) -> Tensor:
-    """`x` expanded to this shape along dimensions of size 1, without a copy."""
+def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str, axes: tuple[int, ...] | range,
+    turned: str) -> Tensor:
+    """`x` if it fits this shape, a size of 1 any. It is expanded along these axes, without a copy; along the others the
+    kernels repeat it, and sum its gradient.
+    """
     if any(have not in (1, want) for have, want in zip(x.shape, shape, strict=True)):
-        _refuse(f"{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
-    return x.expand(shape)
+        _refuse(f"{turned}{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
+    return x.expand([want if i in axes else have for i, (have, want) in enumerate(zip(x.shape, shape))]) if axes else x
 
 
 def _in_autocast(x: Any, kind: str) -> Any:
@@ -3243,8 +3295,9 @@ def _broken(holds: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     return tuple(wrong[0].tolist()) if len(wrong) else None
 
 
-def _check_facts(q, k, v, temperature, escape):
+def _check_facts(q, k, v, temperature, escape, scale):
     """The facts that no call checks unless it is asked to: it reads elements, so it waits for the device."""
+    q, k, v, temperature, escape = _check(q, k, v, temperature, escape, scale, whole=True)
     if torch.compiler.is_compiling() or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
         _refuse("check=True reads elements, which torch.compile and CUDA graphs do not allow: leave it out there")
     at = _broken(0.0 < temperature, temperature.shape)
@@ -3271,8 +3324,7 @@ def custom_normalizer(
     ValueError if an argument does not fit.
     """
     if check:
-        q, k, v, temperature, escape = _check(q, k, v, temperature, escape, scale)
-        _check_facts(q, k, v, temperature, escape)
+        _check_facts(q, k, v, temperature, escape, scale)
     return _call(q, k, v, temperature, escape, scale, return_lse, dropout_seed)
 
 

@@ -30,10 +30,12 @@ import functools
 import math
 import operator
 import sys
+import threading
 import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -43,6 +45,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import flop_registry
 from triton import knobs
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -2731,13 +2734,18 @@ def _align(strides: dict[str, tuple[int, ...]], most: int = 16) -> int:
     return math.gcd(most, *(n for found in strides.values() for n in found))
 
 
+def _copyable(x: Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether the tensor copy engine (TMA) can read `x`: it has elements, at an address and with strides of whole 16
+    bytes.
+    """
+    size = x.element_size()
+    return x.numel() > 0 and x.data_ptr() % 16 == 0 and all(0 < n and n * size % 16 == 0 for n in strides)
+
+
 def _has_tma(*tensors: Tensor) -> bool:
-    """Whether the chip has a tensor copy engine (TMA) that can read these tensors. Kernels load float32 by pointers."""
-    return _chip(tensors[0].device) in ("sm_90", "sm_100") and all(
-        x.numel() > 0 and x.element_size() == 2 and x.data_ptr() % 16 == 0
-        and all(0 < n and n % 8 == 0 for n in x.stride()[:3])
-        for x in tensors
-    )
+    """Whether the chip has a copy engine that can read these tensors. Kernels load float32 by pointers."""
+    chip = _chip(tensors[0].device)
+    return chip in ("sm_90", "sm_100") and all(x.element_size() == 2 and _copyable(x, x.stride()[:3]) for x in tensors)
 
 
 @functools.cache
@@ -2787,6 +2795,8 @@ def _registers(q: Tensor, *tile: int) -> dict[str, int]:
 
 _NONE: dict[str, Any] = {}
 _WARMED: ContextVar[list | None] = ContextVar("kernels that launches compile and do not run", default=None)
+# Triton's interpreter changes `triton.language` for all threads while a kernel runs: there, kernels take turns.
+_TURN: Any = vars(triton).setdefault("_interpreter_turn", threading.RLock())
 
 
 class _Launch:
@@ -2830,7 +2840,8 @@ class _Launch:
         if (warmed := _WARMED.get()) is not None:
             warmed.append(self.kernel.warmup(*operands, grid=self.grid, **self.options))
             return
-        compiled = self.kernel[self.grid](*operands, **self.options)
+        with nullcontext() if isinstance(self.kernel, triton.JITFunction) else _TURN:
+            compiled = self.kernel[self.grid](*operands, **self.options)
         if compiled is not None:  # as under the interpreter
             self.run = _launcher(compiled, self.grid, {i: operands[i] for i in self.places}, self.constants)
 
@@ -2937,6 +2948,7 @@ class _Known:
         self.out = _like(q, Dv)
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
         strides = _strides(q=near[0].stride(), k=near[1].stride(), v=near[2].stride(), out=self.out[1])
+        ids = ids.expand(B, Sk)
         self.values = dict(strides, B=B, Hq=Hq, Hkv=Hkv, Sq=Sq, Sk=Sk, ids_stride_0=ids.stride(0),
             ids_stride_1=ids.stride(1))
         self.constants = dict(D=D, Dv=Dv, ALIGN=_align(strides))
@@ -2982,6 +2994,19 @@ def _queue(values: dict) -> None:
     except (KeyError, IndexError):
         zeros = torch.zeros((1024, 4), dtype=torch.int32, device=device)
         values["queue"], *_ZEROS[device.index, stream] = zeros.unbind()
+
+
+def _count_flops(op, of_qk: int, of_v: int, pairs=lambda q, k, **_: q.shape[0] * q.shape[2] * k.shape[2]) -> None:
+    """Tells `FlopCounterMode` of an operator's products of lengths D and Dv, so many for each pair, allowed or not."""
+    names = [x.name for x in op._opoverload._schema.arguments]
+
+    def flops(*inputs, out_val=None, **more) -> int:
+        given = dict(zip(names, inputs), **more)
+        q, v = given["q"], given["v"]
+        return 2 * q.shape[1] * pairs(**given) * (of_qk * q.shape[-1] + of_v * v.shape[-1])
+
+    flops._get_raw = True  # it takes tensors, not their shapes
+    flop_registry[op._opoverload.overloadpacket] = flops
 
 
 def _forward_launches(known, q, k, v, out) -> tuple:
@@ -3048,6 +3073,9 @@ def _(q, k, v, ids, scale):
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     out = q.new_empty_strided(*_like(q, v.shape[3]))
     return out, lse
+
+
+_count_flops(_forward, 1, 1)
 
 
 def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, usual) -> tuple:
@@ -3171,6 +3199,7 @@ def _refuse_second(ctx, *gradients):
 
 
 _backward.register_autograd(_refuse_second)
+_count_flops(_backward, 3, 2)
 
 
 @_backward.register_fake
@@ -3303,8 +3332,8 @@ def _refuse(message: str) -> NoReturn:
     raise _Refusal(f"documents: {message}")
 
 
-def _check(q, k, v, ids, scale):
-    """Raises one clear error if an argument does not fit. Returns the tensors, with sizes of 1 expanded."""
+def _check(q, k, v, ids, scale, whole=False):
+    """Raises one clear error if an argument does not fit. Returns the tensors, if `whole` with sizes of 1 expanded."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
@@ -3332,6 +3361,9 @@ def _check(q, k, v, ids, scale):
         _refuse(f"head dims must be from 1 to 256, not {D} and {Dv}")
     if q.device.type not in ("cuda", "cpu", "meta"):
         _refuse(f"q must be on a GPU, or on the CPU under TRITON_INTERPRET=1, not on {q.device}")
+    turned = ("are q, k and v (batch, length, heads, head dim)? They must be (batch, heads, length, head dim): "
+        "transpose them, as in q.transpose(1, 2); " if 1 < Sq < Hq and Sk < Hkv
+        and all(x.stride(1) > x.stride(2) for x in (q, k)) and not torch.compiler.is_compiling() else "")
     if not isinstance(ids, Tensor):
         _refuse(f"ids must be a torch.Tensor, not {type(ids).__name__}")
     if ids.dtype not in (torch.int32, torch.int64,):
@@ -3341,14 +3373,13 @@ def _check(q, k, v, ids, scale):
     if ids.dim() != 2:
         _refuse(f"ids must have 2 dimensions (B, Sk), not shape {tuple(ids.shape)}")
     if tuple(ids.shape) != (B, Sk,):
-        ids = _spread("ids", ids, (B, Sk,), "B, Sk")
+        ids = _spread("ids", ids, (B, Sk,), "B, Sk", range(2) if whole else (), turned)
     if not (Sq and Sk):
         ids = _stand_in(ids)
     if not (Sq == Sk):
         _refuse(f"the specification assumes Sq == Sk; here Sk = {Sk}, Sq = {Sq}")
     _refuse_tangents(q, k, v, ids, scale)
-    if 1 < Sq < Hq and Sk < Hkv and all(x.stride(1) > x.stride(2)
-        for x in (q, k)) and not torch.compiler.is_compiling():
+    if turned:
         _warn_of_order()
     return q, k, v, ids
 
@@ -3375,11 +3406,14 @@ def _scale_number(scale) -> float:
     _refuse(f"scale must be a finite number, not {scale!r}")
 
 
-def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str) -> Tensor:
-    """`x` expanded to this shape along dimensions of size 1, without a copy."""
+def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str, axes: tuple[int, ...] | range,
+    turned: str) -> Tensor:
+    """`x` if it fits this shape, a size of 1 any. It is expanded along these axes, without a copy; along the others the
+    kernels repeat it, and sum its gradient.
+    """
     if any(have not in (1, want) for have, want in zip(x.shape, shape, strict=True)):
-        _refuse(f"{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
-    return x.expand(shape)
+        _refuse(f"{turned}{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
+    return x.expand([want if i in axes else have for i, (have, want) in enumerate(zip(x.shape, shape))]) if axes else x
 
 
 def _in_autocast(x: Any, kind: str) -> Any:

@@ -47,10 +47,12 @@ import functools
 import math
 import operator
 import sys
+import threading
 import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -60,6 +62,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import flop_registry
 from triton import knobs
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -1909,13 +1912,18 @@ def _align(strides: dict[str, tuple[int, ...]], most: int = 16) -> int:
     return math.gcd(most, *(n for found in strides.values() for n in found))
 
 
+def _copyable(x: Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether the tensor copy engine (TMA) can read `x`: it has elements, at an address and with strides of whole 16
+    bytes.
+    """
+    size = x.element_size()
+    return x.numel() > 0 and x.data_ptr() % 16 == 0 and all(0 < n and n * size % 16 == 0 for n in strides)
+
+
 def _has_tma(*tensors: Tensor) -> bool:
-    """Whether the chip has a tensor copy engine (TMA) that can read these tensors. Kernels load float32 by pointers."""
-    return _chip(tensors[0].device) in ("sm_90", "sm_100") and all(
-        x.numel() > 0 and x.element_size() == 2 and x.data_ptr() % 16 == 0
-        and all(0 < n and n % 8 == 0 for n in x.stride()[:3])
-        for x in tensors
-    )
+    """Whether the chip has a copy engine that can read these tensors. Kernels load float32 by pointers."""
+    chip = _chip(tensors[0].device)
+    return chip in ("sm_90", "sm_100") and all(x.element_size() == 2 and _copyable(x, x.stride()[:3]) for x in tensors)
 
 
 @functools.cache
@@ -1957,6 +1965,8 @@ def _registers(q: Tensor, *tile: int) -> dict[str, int]:
 
 _NONE: dict[str, Any] = {}
 _WARMED: ContextVar[list | None] = ContextVar("kernels that launches compile and do not run", default=None)
+# Triton's interpreter changes `triton.language` for all threads while a kernel runs: there, kernels take turns.
+_TURN: Any = vars(triton).setdefault("_interpreter_turn", threading.RLock())
 
 
 class _Launch:
@@ -1994,7 +2004,8 @@ class _Launch:
         if (warmed := _WARMED.get()) is not None:
             warmed.append(self.kernel.warmup(*operands, grid=self.grid, **self.options))
             return
-        compiled = self.kernel[self.grid](*operands, **self.options)
+        with nullcontext() if isinstance(self.kernel, triton.JITFunction) else _TURN:
+            compiled = self.kernel[self.grid](*operands, **self.options)
         if compiled is not None:  # as under the interpreter
             self.run = _launcher(compiled, self.grid, {i: operands[i] for i in self.places}, self.constants)
 
@@ -2101,6 +2112,7 @@ class _Known:
         self.out = _like(q, Dv)
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
         strides = _strides(q=near[0].stride(), k=near[1].stride(), v=near[2].stride(), out=self.out[1])
+        bias = bias.expand(Hq, 13, 13)
         self.values = dict(strides, Hq=Hq, Hkv=Hkv, Sq=Sq, Sk=Sk, bias_stride_0=bias.stride(0),
             bias_stride_1=bias.stride(1), bias_stride_2=bias.stride(2))
         self.constants = dict(D=D, Dv=Dv, ALIGN=_align(strides))
@@ -2146,6 +2158,19 @@ def _queue(values: dict) -> None:
     except (KeyError, IndexError):
         zeros = torch.zeros((1024, 4), dtype=torch.int32, device=device)
         values["queue"], *_ZEROS[device.index, stream] = zeros.unbind()
+
+
+def _count_flops(op, of_qk: int, of_v: int, pairs=lambda q, k, **_: q.shape[0] * q.shape[2] * k.shape[2]) -> None:
+    """Tells `FlopCounterMode` of an operator's products of lengths D and Dv, so many for each pair, allowed or not."""
+    names = [x.name for x in op._opoverload._schema.arguments]
+
+    def flops(*inputs, out_val=None, **more) -> int:
+        given = dict(zip(names, inputs), **more)
+        q, v = given["q"], given["v"]
+        return 2 * q.shape[1] * pairs(**given) * (of_qk * q.shape[-1] + of_v * v.shape[-1])
+
+    flops._get_raw = True  # it takes tensors, not their shapes
+    flop_registry[op._opoverload.overloadpacket] = flops
 
 
 def _forward_launches(known, q, k, v, out, precise) -> tuple:
@@ -2211,6 +2236,9 @@ def _(q, k, v, bias, scale, precise=False):
     return out, lse, out.new_empty(out.shape if precise else 0)
 
 
+_count_flops(_forward, 1, 1)
+
+
 def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, precise, needed) -> tuple:
     """The launches of the backward pass, for calls of one layout."""
     B, Hq, Hkv, Sq, Sk, _D, Dv = known.shape
@@ -2248,7 +2276,9 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, pr
         *by_rows,)
 
 
-def _pair_launches(known: _Known, strides, q: Tensor, k: Tensor, v: Tensor, d_out: Tensor) -> dict[str, tuple]:
+def _pair_launches(
+    known: _Known, strides, q: Tensor, k: Tensor, v: Tensor, d_out: Tensor,
+) -> dict[str, tuple]:
     """The launches of kernels that sum a param's gradient over pairs, for calls of one layout."""
     B, Hq, _Hkv, Sq, _Sk, _D, _Dv = known.shape
     align = _align(strides, known.constants["ALIGN"])
@@ -2300,7 +2330,7 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
             if needed[0]:
                 cells = torch.zeros(total_bias.shape, dtype=torch.int64, device=q.device)
                 unit = torch.ones((), dtype=torch.float32, device=q.device)
-                values.update(cells=cells, cell_strides=cells.stride())
+                values.update(cells=cells, cell_strides=cells.expand(Hq, 13, 13).stride())
                 values["unit"] = unit
                 for launch in pairs["sum_bias measured"]:
                     launch(values)
@@ -2325,6 +2355,7 @@ def _refuse_second(ctx, *gradients):
 
 
 _backward.register_autograd(_refuse_second)
+_count_flops(_backward, 3, 2)
 
 
 @_backward.register_fake
@@ -2463,8 +2494,8 @@ def _refuse(message: str) -> NoReturn:
     raise _Refusal(f"natten_2d: {message}")
 
 
-def _check(q, k, v, bias, scale):
-    """Raises one clear error if an argument does not fit. Returns the tensors, with sizes of 1 expanded."""
+def _check(q, k, v, bias, scale, whole=False):
+    """Raises one clear error if an argument does not fit. Returns the tensors, if `whole` with sizes of 1 expanded."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
@@ -2492,6 +2523,9 @@ def _check(q, k, v, bias, scale):
         _refuse(f"head dims must be from 1 to 256, not {D} and {Dv}")
     if q.device.type not in ("cuda", "cpu", "meta"):
         _refuse(f"q must be on a GPU, or on the CPU under TRITON_INTERPRET=1, not on {q.device}")
+    turned = ("are q, k and v (batch, length, heads, head dim)? They must be (batch, heads, length, head dim): "
+        "transpose them, as in q.transpose(1, 2); " if 1 < Sq < Hq and Sk < Hkv
+        and all(x.stride(1) > x.stride(2) for x in (q, k)) and not torch.compiler.is_compiling() else "")
     if not isinstance(bias, Tensor):
         _refuse(f"bias must be a torch.Tensor, not {type(bias).__name__}")
     if bias.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
@@ -2500,8 +2534,9 @@ def _check(q, k, v, bias, scale):
         _refuse(f"bias must be on q's device {q.device}, not {bias.device}")
     if bias.dim() != 3:
         _refuse(f"bias must have 3 dimensions (Hq, 13, 13), not shape {tuple(bias.shape)}")
+    _note_rounding("bias", bias)
     if tuple(bias.shape) != (Hq, 13, 13,):
-        bias = _spread("bias", bias, (Hq, 13, 13,), "Hq, 13, 13")
+        bias = _spread("bias", bias, (Hq, 13, 13,), "Hq, 13, 13", range(3) if whole else (), turned)
     if bias.shape[1] * bias.stride(1) >= 2**31:
         _refuse(f"bias must span fewer than 2**31 elements along dimension 1")
     if bias.shape[2] * bias.stride(2) >= 2**31:
@@ -2513,8 +2548,7 @@ def _check(q, k, v, bias, scale):
     if not (224 <= Sk):
         _refuse(f"the specification assumes 224 <= Sk; here Sk = {Sk}")
     _refuse_tangents(q, k, v, bias, scale)
-    if 1 < Sq < Hq and Sk < Hkv and all(x.stride(1) > x.stride(2)
-        for x in (q, k)) and not torch.compiler.is_compiling():
+    if turned:
         _warn_of_order()
     return q, k, v, bias
 
@@ -2524,6 +2558,19 @@ def _warn_of_order() -> None:
     """Warns once of more heads than positions, as if q, k and v were (batch, length, heads, head dim)."""
     warnings.warn("natten_2d: are there more heads than positions? q, k and v must be (batch, heads, length, head "
         "dim): transpose what is (batch, length, heads, head dim), as in q.transpose(1, 2)", stacklevel=_CALLER)
+
+
+def _note_rounding(name: str, x: Tensor) -> None:
+    """Warns of a float64 param."""
+    if x.dtype is torch.float64 and not torch.compiler.is_compiling():
+        _warn_of_rounding(name)
+
+
+@functools.cache
+def _warn_of_rounding(name: str) -> None:
+    """Warns once for each param."""
+    warnings.warn(f"natten_2d: {name} is float64, and is rounded to float32, which has 24 bits: subtract what all "
+        f"elements share before, as in x - x.min()", stacklevel=_CALLER + 1)
 
 
 def _scale_number(scale) -> float:
@@ -2536,11 +2583,14 @@ def _scale_number(scale) -> float:
     _refuse(f"scale must be a finite number, not {scale!r}")
 
 
-def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str) -> Tensor:
-    """`x` expanded to this shape along dimensions of size 1, without a copy."""
+def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str, axes: tuple[int, ...] | range,
+    turned: str) -> Tensor:
+    """`x` if it fits this shape, a size of 1 any. It is expanded along these axes, without a copy; along the others the
+    kernels repeat it, and sum its gradient.
+    """
     if any(have not in (1, want) for have, want in zip(x.shape, shape, strict=True)):
-        _refuse(f"{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
-    return x.expand(shape)
+        _refuse(f"{turned}{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
+    return x.expand([want if i in axes else have for i, (have, want) in enumerate(zip(x.shape, shape))]) if axes else x
 
 
 def _in_autocast(x: Any, kind: str) -> Any:

@@ -29,10 +29,12 @@ import functools
 import math
 import operator
 import sys
+import threading
 import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -42,6 +44,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import flop_registry
 from triton import knobs
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -997,13 +1000,18 @@ def _align(strides: dict[str, tuple[int, ...]], most: int = 16) -> int:
     return math.gcd(most, *(n for found in strides.values() for n in found))
 
 
+def _copyable(x: Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether the tensor copy engine (TMA) can read `x`: it has elements, at an address and with strides of whole 16
+    bytes.
+    """
+    size = x.element_size()
+    return x.numel() > 0 and x.data_ptr() % 16 == 0 and all(0 < n and n * size % 16 == 0 for n in strides)
+
+
 def _has_tma(*tensors: Tensor) -> bool:
-    """Whether the chip has a tensor copy engine (TMA) that can read these tensors. Kernels load float32 by pointers."""
-    return _chip(tensors[0].device) in ("sm_90", "sm_100") and all(
-        x.numel() > 0 and x.element_size() == 2 and x.data_ptr() % 16 == 0
-        and all(0 < n and n % 8 == 0 for n in x.stride()[:3])
-        for x in tensors
-    )
+    """Whether the chip has a copy engine that can read these tensors. Kernels load float32 by pointers."""
+    chip = _chip(tensors[0].device)
+    return chip in ("sm_90", "sm_100") and all(x.element_size() == 2 and _copyable(x, x.stride()[:3]) for x in tensors)
 
 
 @functools.cache
@@ -1045,6 +1053,8 @@ def _registers(q: Tensor, *tile: int) -> dict[str, int]:
 
 _NONE: dict[str, Any] = {}
 _WARMED: ContextVar[list | None] = ContextVar("kernels that launches compile and do not run", default=None)
+# Triton's interpreter changes `triton.language` for all threads while a kernel runs: there, kernels take turns.
+_TURN: Any = vars(triton).setdefault("_interpreter_turn", threading.RLock())
 
 
 class _Launch:
@@ -1082,7 +1092,8 @@ class _Launch:
         if (warmed := _WARMED.get()) is not None:
             warmed.append(self.kernel.warmup(*operands, grid=self.grid, **self.options))
             return
-        compiled = self.kernel[self.grid](*operands, **self.options)
+        with nullcontext() if isinstance(self.kernel, triton.JITFunction) else _TURN:
+            compiled = self.kernel[self.grid](*operands, **self.options)
         if compiled is not None:  # as under the interpreter
             self.run = _launcher(compiled, self.grid, {i: operands[i] for i in self.places}, self.constants)
 
@@ -1259,6 +1270,19 @@ def _queue(values: dict) -> None:
         values["queue"], *_ZEROS[device.index, stream] = zeros.unbind()
 
 
+def _count_flops(op, of_qk: int, of_v: int, pairs=lambda q, k, **_: q.shape[0] * q.shape[2] * k.shape[2]) -> None:
+    """Tells `FlopCounterMode` of an operator's products of lengths D and Dv, so many for each pair, allowed or not."""
+    names = [x.name for x in op._opoverload._schema.arguments]
+
+    def flops(*inputs, out_val=None, **more) -> int:
+        given = dict(zip(names, inputs), **more)
+        q, v = given["q"], given["v"]
+        return 2 * q.shape[1] * pairs(**given) * (of_qk * q.shape[-1] + of_v * v.shape[-1])
+
+    flops._get_raw = True  # it takes tensors, not their shapes
+    flop_registry[op._opoverload.overloadpacket] = flops
+
+
 def _forward_launches(known, q, k, v, out) -> tuple:
     """The launches of the forward pass, for calls of one layout."""
     B, Hq, Hkv, Sq, _Sk, D, Dv = known.shape
@@ -1326,6 +1350,9 @@ def _(q, k, v, scale):
     return out, lse
 
 
+_count_flops(_forward, 1, 1)
+
+
 def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv) -> tuple:
     """The launches of the backward pass, for calls of one layout."""
     B, Hq, Hkv, Sq, Sk, _D, _Dv = known.shape
@@ -1378,6 +1405,7 @@ def _refuse_second(ctx, *gradients):
 
 
 _backward.register_autograd(_refuse_second)
+_count_flops(_backward, 3, 2)
 
 
 @_backward.register_fake
@@ -1510,8 +1538,8 @@ def _refuse(message: str) -> NoReturn:
     raise _Refusal(f"sigmoid: {message}")
 
 
-def _check(q, k, v, scale):
-    """Raises one clear error if an argument does not fit. Returns the tensors, with sizes of 1 expanded."""
+def _check(q, k, v, scale, whole=False):
+    """Raises one clear error if an argument does not fit. Returns the tensors, if `whole` with sizes of 1 expanded."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
