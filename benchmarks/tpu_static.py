@@ -6,7 +6,7 @@
 Every contender is compiled for every cell at every candidate tile, with one method (`attngen.tpu`), and its
 best tile counts; where a backward pass has several kernels, each counts at its own best tile, since tiles are chosen
 apart. Results go to `tpu_static.json`. They are estimates from schedules, never a TPU's times: only ratios count.
-Needs `pip install 'attngen[tpu]' tokamax`.
+Needs `pip install -e '.[tpu]' tokamax`, in a clone.
 """
 
 from __future__ import annotations

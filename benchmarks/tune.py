@@ -177,7 +177,7 @@ def main(argv: Sequence[str]) -> int:
             args.prepare.parent.mkdir(parents=True, exist_ok=True)
             args.prepare.write_bytes(pickle.dumps(built(args.specs)))
             return 0
-        torch = gpu.require_gpu("tune.py")
+        torch = gpu.require_gpu("tune.py", "attngen tune --chip v6e tunes for a TPU that needn't be there")
         path = args.output
         tunings = {t.key: t for t in load(files.read_source(path))} if path.exists() else {}
     except UsageError as error:

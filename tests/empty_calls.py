@@ -24,10 +24,9 @@ SPECS = {
     "documents": "param ids: int[B, Sk]\nparam bias: f32[B, Sk]\nscore = qk * scale + bias[b, k]\n"
     "mask = causal and ids[b, q + Sk - Sq] == ids[b, k]",
     "keep": "param keep: bool[B, Sk]\nmask = causal and keep[b, k]",
-    "table": "param ids: int[B, Sk]\nparam table: f32[n]\nscore = qk * scale + table[ids[b, k]]\nmask = causal",
     "pairs": "param pairs: f32[Hq, Sq, Sk]\nscore = qk * scale + pairs[h, q, k]\nmask = causal",
 }
-"""`table` has no elements: each of its reads is outside, and gives 0."""
+"""A size of its own, `f32[n]`, has an element at least: a call is refused else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +39,17 @@ class Call:
 
     @property
     def exists(self) -> bool:
-        """Params of pairs are for dense tensors alone, and gradients of tables, too."""
-        return self.geometry == "dense" or self.spec not in ("pairs", "table")
+        """Params of pairs are for dense tensors alone."""
+        return self.geometry == "dense" or self.spec != "pairs"
 
 
 def calls() -> list[Call]:
-    """Every spec in every geometry; `table` with rows on both sides, the others without on one."""
+    """Every spec in every geometry, without rows on one side."""
     found = [
         Call(spec=spec, geometry=geometry, rows=rows, D=D)
         for spec in SPECS
         for geometry in vocabulary.GEOMETRIES
-        for rows in ((ALL,) if spec == "table" else (NO_KEYS, NO_QUERIES))
+        for rows in (NO_KEYS, NO_QUERIES)
         for D in (64, 128, 256)
     ]
     return [call for call in found if call.exists]
@@ -68,7 +67,6 @@ def params(call: Call, device: str) -> dict[str, torch.Tensor]:
         "ids": torch.zeros(keys, dtype=torch.int32),
         "bias": torch.zeros(keys),
         "keep": torch.ones(keys, dtype=torch.bool),
-        "table": torch.zeros(0),
         "pairs": torch.zeros(HEADS, n_queries, n_keys),
     }
     given = {name: x.to(device) for name, x in made.items() if f"param {name}:" in SPECS[call.spec]}

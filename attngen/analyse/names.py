@@ -25,8 +25,9 @@ from attngen.analyse.scope import (
 )
 from attngen.errors import Span
 from attngen.ir.nodes import Load, Scalar
+from attngen.ir.papers import IN_PAPERS
 from attngen.syntax import ast
-from attngen.syntax.habits import IN_PAPERS, INSTEAD, many_pairs_fix
+from attngen.syntax.habits import INSTEAD, many_pairs_fix
 
 
 class Names:

@@ -42,7 +42,9 @@ def weakened(plan: KernelPlan, unknown: Collection[Claim]) -> tuple[KernelPlan, 
     consecutive = TURNS not in subjects
     if not consecutive:
         dropped.append("that tiles of keys take turns in their order (a list says who waits for whom)")
-    return replace(found, hopper=hopper_plan(found, found.attention.tile, consecutive)), tuple(dropped)
+    if found.hopper is not None:
+        found = replace(found, hopper=hopper_plan(found, found.attention.tile, consecutive))
+    return found, tuple(dropped)
 
 
 def _without(ranges: TileRanges, name: str, subjects: set[str], dropped: list[str]) -> TileRanges:

@@ -53,20 +53,6 @@ INSTEAD = MappingProxyType(
 )
 """By the name elsewhere: the expression to write."""
 
-_KEYS = "Sk, the number of keys, or Sq, of queries"
-IN_PAPERS = MappingProxyType(
-    {
-        "i": "q, the query's position",
-        "m": "q, the query's position",
-        "j": "k, the key's position",
-        "n": "k, the key's position",
-        **dict.fromkeys(("S", "N", "L", "T"), _KEYS),
-        "H": "Hq, the number of query heads",
-        "d": "D, the head dim",
-    }
-)
-"""By the letter of papers: the language's name, and what it is."""
-
 _OF_WEIGHTS = frozenset({"softmax", "log_softmax"})
 _OF_MANY = frozenset({
     "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "cummax", "cumprod", "cumsum", "logsumexp", "mean",

@@ -79,5 +79,5 @@ def test_a_process_that_fails_leaves_its_last_words():
 def test_without_libtpu_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(tpu_compile.importlib.util, "find_spec", lambda name: None if name == "libtpu" else find(name))
-    with pytest.raises(UsageError, match=r"pip install 'attngen\[tpu\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'jax>=0.10' libtpu=="):
         compile_for(Request("tpu_programs:row_tiles", (), CHIPS["v5e"]))

@@ -416,7 +416,7 @@ def test_reports_no_more_than_anyone_reads() -> None:
     [
         ({"windw": 3}, "there is no const `windw` to set: did you mean window? the consts are window, rate, on"),
         ({"zzzzzz": 3}, "there is no const `zzzzzz` to set: the consts are window, rate, on"),
-        ({"cap": 3.0}, "there is no const `cap` to set"),
+        ({"cap": 3.0}, "`cap` is a param, not a const: give it at each call, kernel(q, k, v, cap=…)"),
         ({"window": 0.5}, "the const `window` is an int, and 0.5 is a float"),
         ({"window": True}, "the const `window` is an int, and True is a bool"),
         ({"rate": True}, "the const `rate` is a float, and True is a bool"),

@@ -55,7 +55,7 @@ def launched(call: Call) -> list[str]:
 
 @pytest.mark.parametrize("call", calls(), ids=str)
 def test_no_descriptor_over_a_null_pointer(call: Call) -> None:
-    assert call.rows == ALL or not any("hopper" in kernel for kernel in launched(call))
+    assert not any("hopper" in kernel for kernel in launched(call))
 
 
 @pytest.mark.parametrize("geometry", ["dense", "lengths", "packed", "pieces"])

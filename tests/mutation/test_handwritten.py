@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import attngen
+from attngen import targets
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Symbol, Type
 from attngen.part_sums import Arrays
@@ -102,7 +103,7 @@ def _by_triton(text: str, form: str) -> np.ndarray:
 
 
 def _by_torch(text: str, form: str) -> np.ndarray:
-    module: Any = load(text, "handwritten", "torch")
+    module: Any = targets.named("torch").load(text, "handwritten")
     module.TILE_K = 1
     walked = torch.tensor(WALKED)[:, None, None]
     test = "==" if form == "equal" else "<="
@@ -116,7 +117,7 @@ def _by_torch(text: str, form: str) -> np.ndarray:
 
 def _by_jax(text: str, form: str) -> np.ndarray:
     """A tile is its least and its greatest value."""
-    module: Any = load(text, "handwritten", "jax")
+    module: Any = targets.named("jax").load(text, "handwritten")
     kind = {"equal": "equal", "here <= there": "held_at_most", "there <= here": "walked_at_most"}[form]
     held = jnp.asarray(HERE.reshape(1, 1, -1, 1))
     rows = (jnp.asarray(row.reshape(1, 1, 1, -1)) for row in WALKED)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from attngen.ir.evaluate import evaluate
 from attngen.plan import KernelPlan, plan
 from attngen.plan.simulate import FULL, SKIPPED, classify
-from attngen.plan.tiles.hopper import in_turn
+from attngen.plan.tiles.traits import in_turn
 from property import grammar
 from property.kernels import analysed
 

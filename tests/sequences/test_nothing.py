@@ -112,7 +112,7 @@ def check_pieces(functions: Any, operands: list[Any], params: dict[str, Any], si
 @pytest.mark.parametrize("sizes", SIZES)
 def test_pieces(sizes: tuple[int, ...]) -> None:
     kernel = attngen.compile(SPEC, geometry=("pieces",), arch="portable", tile=(16, 16))
-    own = vars(load(kernel.source, kernel.name, "triton"))
+    own = vars(load(kernel.source, kernel.name))
     for functions in (
         {n: getattr(kernel, n) for n in ("partial", "finish", "partial_backward")},
         {n: own[f"kept_{n}"] for n in ("partial", "finish", "partial_backward")},

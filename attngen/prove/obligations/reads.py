@@ -19,6 +19,7 @@ from attngen.ir import build, printing
 from attngen.ir.attention import Attention
 from attngen.ir.build import conjunction
 from attngen.ir.nodes import SIZES, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
+from attngen.ir.papers import IN_PAPERS
 from attngen.ir.walk import children, nodes, symbols
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.needs import LENGTHS, candidates, joined, need
@@ -26,7 +27,6 @@ from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Open, element_name
 from attngen.prove.integers.confirm import evaluated_at
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
-from attngen.syntax.habits import IN_PAPERS
 
 _QUESTION = 300_000
 """Units for one question, at effort 1."""

@@ -1001,9 +1001,7 @@ def _align(strides: dict[str, tuple[int, ...]], most: int = 16) -> int:
 
 
 def _copyable(x: Tensor, strides: tuple[int, ...]) -> bool:
-    """Whether the tensor copy engine (TMA) can read `x`: it has elements, at an address and with strides of whole 16
-    bytes.
-    """
+    """Whether the copy engine (TMA) can read `x`: it has elements, whole multiples of 16 bytes apart."""
     size = x.element_size()
     return x.numel() > 0 and x.data_ptr() % 16 == 0 and all(0 < n and n * size % 16 == 0 for n in strides)
 

@@ -53,7 +53,7 @@ def test_refusals(kernel: api.Kernel, changes: dict[str, Any], message: str) -> 
 def test_missing_packages_are_named(kernel: api.Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "triton" else real(name, *a))
-    with pytest.raises(UsageError, match=r"binaries need triton: pip install 'attngen\[triton\]'"):
+    with pytest.raises(UsageError, match=r"binaries need triton: pip install 'triton>=3.6,<3.10'"):
         ask(kernel)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import attngen
-from attngen import Unproved, UsageError, api, terminal, vocabulary
+from attngen import Unproved, UsageError, api, targets, terminal, vocabulary
 from attngen.aot import compile as aot
 from attngen.cli import main as cli
 from attngen.cli import tune
@@ -356,7 +356,7 @@ def test_tune_is_for_the_gpu_that_is_here_unless_a_tpu_is_named(
 # ---------------------------------------------------------------- a generated file in the place of a spec
 
 
-@pytest.mark.parametrize("target", vocabulary.TARGETS)
+@pytest.mark.parametrize("target", targets.TARGETS)
 def test_each_command_says_what_to_do_with_a_generated_file(
     target: str, spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

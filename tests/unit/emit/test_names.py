@@ -18,7 +18,7 @@ from attngen.emit.text.names import Names
 from attngen.emit.text.params import derived
 from attngen.emit.triton.code.names import reserved
 from attngen.errors import InternalError
-from attngen.plan import plan
+from attngen.plan import Limits, plan
 from attngen.targets import emit
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,7 +37,7 @@ SPECS = {
 
 
 def generated(text: str) -> str:
-    return emit(plan(analysed(text), reserved()), text, Options())
+    return emit(plan(analysed(text), Limits(reserved=reserved(), gpu=True)), text, Options())
 
 
 def names_beside_params(source: str) -> set[str]:

@@ -23,10 +23,10 @@ LINES, ARGUMENTS, OPERANDS = 80, 12, {"portable": 24, "auto": 37}
 """`OPERANDS`, by `arch`, are those of a kernel that the host launches: in portable kernels of `causal` at most 24,
 the aim for all. Sizes come one by one, since Triton compiles a kernel again for other numbers in a tuple."""
 SIZES = {
-    "": 3137,
+    "": 3140,
     "--arch portable": 1209,
-    "--arch sm_90 --head-dim 128": 2553,
-    "--arch sm_90 --head-dim 128 --forward": 1505,
+    "--arch sm_90 --head-dim 128": 2556,
+    "--arch sm_90 --head-dim 128 --forward": 1508,
 }
 """Lines of causal's file at most, by option. The aims are 1,900, 850, 1,600 and 900."""
 

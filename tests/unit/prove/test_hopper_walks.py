@@ -262,7 +262,8 @@ def test_two_numbers_for_one_head_are_refuted(wrong: Heads) -> None:
     found = planned("full_bias")
     assert found.hopper is not None and found.hopper.forward is not None
     assert found.hopper.forward.heads == head_by_head()
-    assert refuted(replace(found, heads=wrong)) == {"items, heads"}
+    assert found.gpu_walks is not None
+    assert refuted(replace(found, gpu_walks=replace(found.gpu_walks, heads=wrong))) == {"items, heads"}
     hopper = replace(found.hopper, forward=replace(found.hopper.forward, heads=wrong))
     assert refuted(replace(found, hopper=hopper)) == {"Hopper forward, heads"}
 

@@ -116,5 +116,7 @@ def test_no_wrong_mutant_is_proved(body: str) -> None:
 def test_a_wrong_plan_is_refuted_by_the_obligation() -> None:
     attention, made, split = given(BOTH)
     turned = replace(split, partial=split.partial and split.partial[::-1])
-    (claim,) = [c for c in tile_ranges(attention, replace(made, split=turned), Work()) if c.subject == "keys, pieces"]
+    assert made.gpu_walks is not None
+    wrong = replace(made, gpu_walks=replace(made.gpu_walks, split=turned))
+    (claim,) = [c for c in tile_ranges(attention, wrong, Work()) if c.subject == "keys, pieces"]
     assert isinstance(claim.verdict, Refuted)

@@ -145,7 +145,7 @@ def test_what_the_copy_wrote_is_what_is_delivered(
 ) -> None:
     monkeypatch.setenv("ATTNGEN_CACHE", str(tmp_path))
     here = os.getpid()
-    monkeypatch.setattr("attngen.emit.emit", lambda *_: f"by the {'parent' if os.getpid() == here else 'copy'}\n")
+    monkeypatch.setattr("attngen.targets.emit", lambda *_: f"by the {'parent' if os.getpid() == here else 'copy'}\n")
     assert cli.main(["compile", str(EXAMPLES / "causal.attn")]) == 0
     assert capsys.readouterr().out == "by the copy\n"
 

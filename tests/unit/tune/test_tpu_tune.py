@@ -142,5 +142,5 @@ def test_tuned_tiles_go_with_their_target_alone():
     tuned = tile_keys.tpu_tiles(SPEC, api.analyse(SPEC), file_of({}), {})
     with pytest.raises(UsageError, match="target that they were tuned for"):
         api.options("triton", tuned=tuned)
-    with pytest.raises(UsageError, match="without a tile"):
+    with pytest.raises(UsageError, match="without `tile=`"):
         api.options("pallas", tile=(128, 128), tuned=tuned)
