@@ -230,7 +230,7 @@ def with_stage(stage: str) -> Target:
     return next(target for target in TARGETS.values() if stage in target.stages)
 
 
-def listed(targets: Collection[Target]) -> str:
-    """Their names, to end a sentence: "triton, pallas or jax"."""
+def listed(targets: Collection[Target], joint: str = "or") -> str:
+    """Their names in a sentence: "triton, pallas or jax"."""
     *first, last = (target.name for target in targets)
-    return f"{', '.join(first)} or {last}" if first else last
+    return f"{', '.join(first)} {joint} {last}" if first else last

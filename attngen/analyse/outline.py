@@ -20,8 +20,9 @@ from attngen.syntax import ast
 _IMPORTED = frozenset({
     "Any", "Callable", "ContextVar", "HopperDescriptor", "NamedTuple", "NoReturn", "Primitive", "Sequence", "Tensor",
     "TensorDescriptor", "ThreadPoolExecutor", "annotations", "batching", "ctypes", "custom_partitioning", "driver",
-    "fence_async_shared", "forward_ad", "functools", "gl", "gluon", "jax", "jnp", "knobs", "lax", "math", "mbarrier",
-    "mlir", "namedtuple", "numbers", "operator", "pl", "pltpu", "replace", "sys", "threading", "tl", "tma",
+    "fence_async_shared", "flop_registry", "forward_ad", "functools", "gl", "gluon", "jax", "jnp", "knobs", "lax",
+    "math", "mbarrier", "mlir", "namedtuple", "nullcontext", "numbers", "operator", "pl", "pltpu", "replace", "sys",
+    "threading", "tl", "tma",
     "torch", "triton", "warnings", "warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait",
 })  # fmt: skip
 """What generated modules import by these names."""

@@ -88,7 +88,7 @@ def run(args: Namespace) -> int:
 def _options(args: Namespace, geometry: str) -> Options:
     """Of the file that is verified. Functions for pieces are a kernel's own, whatever the file holds."""
     if geometry == "pieces" and not targets.named(args.target).pieces:
-        able = ", ".join(target.name for target in targets.TARGETS.values() if target.pieces)
+        able = targets.listed([target for target in targets.TARGETS.values() if target.pieces], "and")
         raise UsageError(f"pieces are for the targets {able}, not for {args.target}")
     return api.options(args.target, args.precision, args.tile, geometry=() if geometry == "pieces" else (geometry,))
 

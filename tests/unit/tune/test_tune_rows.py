@@ -415,7 +415,7 @@ def test_the_command_where_the_interpreter_stands_in_for_a_card(
     """All of it but the card: what it draws, builds, times and writes, and that it goes on where it stopped."""
     tensors, draw, bench = gpu.tensors, run.draw, bench_tiles.Bench
     here = race.Turns("cpu", 1, 0.0, 0.0)
-    monkeypatch.setattr(gpu, "require_gpu", lambda command: torch)
+    monkeypatch.setattr(gpu, "require_gpu", lambda *_: torch)
     monkeypatch.setattr(gpu, "tensors", lambda *args: tensors(*args[:-1], "cpu"))
     monkeypatch.setattr(gpu, "target_here", lambda: ("cuda", 90, 32))
     monkeypatch.setattr(run, "draw", lambda *args: draw(*args[:-1], dataclasses.replace(args[-1], turns=here)))
