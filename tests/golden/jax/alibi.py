@@ -470,7 +470,7 @@ def _note_rounding(name, x):
 @functools.cache
 def _warn_of_rounding(name):
     """Warns once for each param."""
-    warnings.warn(f"alibi: {name} is float64, and is rounded to float32, which has 24 bits: subtract what all elements share before, as in x - x.min()", stacklevel=_CALLER + 1)
+    warnings.warn(f"alibi: {name} is float64, and is rounded to float32, which has 24 bits: give {name}.astype('float32') if they suffice, or subtract what all elements share before", stacklevel=_CALLER + 1)
 
 
 def _check(q, k, v, slope, scale):
@@ -496,7 +496,7 @@ def _check(q, k, v, slope, scale):
     if v.shape[0] not in (1, B):
         _refuse(f"v must have q's batch {B} (or 1), not {v.shape[0]}")
     if Hq % Hkv if Hkv else Hq:
-        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
+        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v: their axis is 2")
     if D == 0 or Dv == 0:
         _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
     if max(Sq, Sk) >= 2**27:

@@ -421,7 +421,7 @@ def _check(q, k, v, scale):
     if v.shape[0] not in (1, B):
         _refuse(f"v must have q's batch {B} (or 1), not {v.shape[0]}")
     if Hq % Hkv if Hkv else Hq:
-        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
+        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v: their axis is 2")
     if D == 0 or Dv == 0:
         _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
     if max(Sq, Sk) >= 2**27:

@@ -1443,7 +1443,7 @@ def _note_rounding(name, x):
 @functools.cache
 def _warn_of_rounding(name):
     """Warns once for each param."""
-    warnings.warn(f"custom_normalizer: {name} is float64, and is rounded to float32, which has 24 bits: subtract what all elements share before, as in x - x.min()", stacklevel=_CALLER + 1)
+    warnings.warn(f"custom_normalizer: {name} is float64, and is rounded to float32, which has 24 bits: give {name}.astype('float32') if they suffice, or subtract what all elements share before", stacklevel=_CALLER + 1)
 
 
 def _check(q, k, v, temperature, escape, scale):
@@ -1469,7 +1469,7 @@ def _check(q, k, v, temperature, escape, scale):
     if v.shape[0] not in (1, B):
         _refuse(f"v must have q's batch {B} (or 1), not {v.shape[0]}")
     if Hq % Hkv if Hkv else Hq:
-        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
+        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v: their axis is 2")
     if not (0 < D <= 256 and 0 < Dv <= 256):
         _refuse(f"head dims must be from 1 to 256, not {D} and {Dv}")
     if max(Sq, Sk) >= 2**27:

@@ -334,7 +334,7 @@ def _check(q, k, v, slope, scale, whole=False):
     if v.shape[0] != B:
         _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
     if Hq % Hkv if Hkv else Hq:
-        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
+        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v: their axis is 1")
     if D == 0 or Dv == 0:
         _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
     if max(Sq, Sk) >= 2**27:
@@ -364,7 +364,7 @@ def _note_rounding(name: str, x: Tensor) -> None:
 @functools.cache
 def _warn_of_rounding(name: str) -> None:
     """Warns once for each param."""
-    warnings.warn(f"alibi: {name} is float64, and is rounded to float32, which has 24 bits: subtract what all elements share before, as in x - x.min()", stacklevel=_CALLER + 1)
+    warnings.warn(f"alibi: {name} is float64, and is rounded to float32, which has 24 bits: give {name}.float() if they suffice, or subtract what all elements share before", stacklevel=_CALLER + 1)
 
 
 def _scale_number(scale) -> float:

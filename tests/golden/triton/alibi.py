@@ -3124,7 +3124,7 @@ def _check(q, k, v, slope, scale, whole=False):
     if v.shape[0] != B:
         _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
     if Hq % Hkv if Hkv else Hq:
-        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
+        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v: their axis is 1")
     if not (0 < D <= 256 and 0 < Dv <= 256):
         _refuse(f"head dims must be from 1 to 256, not {D} and {Dv}")
     if q.device.type not in ("cuda", "cpu", "meta"):
@@ -3165,8 +3165,8 @@ def _note_rounding(name: str, x: Tensor) -> None:
 @functools.cache
 def _warn_of_rounding(name: str) -> None:
     """Warns once for each param."""
-    warnings.warn(f"alibi: {name} is float64, and is rounded to float32, which has 24 bits: subtract what all elements "
-        f"share before, as in x - x.min()", stacklevel=_CALLER + 1)
+    warnings.warn(f"alibi: {name} is float64, and is rounded to float32, which has 24 bits: give {name}.float() if "
+        f"they suffice, or subtract what all elements share before", stacklevel=_CALLER + 1)
 
 
 def _scale_number(scale) -> float:

@@ -3025,7 +3025,7 @@ def _check(q, k, v, scale, whole=False):
     if v.shape[0] != B:
         _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
     if Hq % Hkv if Hkv else Hq:
-        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
+        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v: their axis is 1")
     if not (0 < D <= 256 and 0 < Dv <= 256):
         _refuse(f"head dims must be from 1 to 256, not {D} and {Dv}")
     if q.device.type not in ("cuda", "cpu", "meta"):
