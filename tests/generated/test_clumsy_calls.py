@@ -119,8 +119,8 @@ def test_float64_is_rounded_with_a_warning_once(target: str) -> None:
         if told:
             single = "slope.astype('float32')" if target in JAX else "slope.float()"
             assert str(told[0].message) == (
-                f"alibied_on_{target}: slope is float64, and is rounded to float32, which has 24 bits: give {single} if "
-                "they suffice, or subtract what all elements share before"
+                f"alibied_on_{target}: slope is float64, and is rounded to float32, which has 24 bits: give {single} "
+                "if they suffice, or subtract what all elements share before"
             )
             assert told[0].filename == __file__
 

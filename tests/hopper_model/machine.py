@@ -301,6 +301,7 @@ def meet(number: Any, threads: int, warps: int) -> None:
 
 ASSEMBLY: dict[str, Callable[..., Any]] = {
     "_opaque": lambda x: x,
+    "_int_at": lambda place: place.load() if isinstance(place, Pointer) else place,
     "_pin_order": lambda n_steps: None,
     "_lagging_weights": lagging_weights,
     "_rescaled": lambda acc, rescale: acc * rescale[:, :1],

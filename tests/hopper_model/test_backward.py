@@ -65,7 +65,9 @@ def gradients(
     needed = ([learned] * len(names),) if names else ()
     qkv = (made.q, made.k, made.v)
     scale = made.sizes["D"] ** -0.5
-    found = made.module._gradients(d_out, d_lse, *qkv, *made.given.values(), out, *kept, scale, *needed)
+    given = [int(x) if isinstance(x, bool) else x for x in made.given.values()]  # as the operator takes them
+    at = [None for x in given if isinstance(x, int)]  # where a scalar is, if that is a tensor
+    found = made.module._gradients(d_out, d_lse, *qkv, *given, out, *kept, scale, *needed, *at)
     cotangents = (d_out.double().numpy(), d_lse.double().numpy())
     right = reference.gradients(made.kernel.spec, *made.exact, *cotangents, params=made.params)
     expected = {"q": right.q, "k": right.k, "v": right.v, **({n: right.params[n] for n in names} if learned else {})}
