@@ -225,11 +225,6 @@ def emit(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] =
     return named(options.target).emit(plan, text, options, proof)
 
 
-def with_stage(stage: str) -> Target:
-    """The target whose compiler makes this of a file."""
-    return next(target for target in TARGETS.values() if stage in target.stages)
-
-
 def listed(targets: Collection[Target], joint: str = "or") -> str:
     """Their names in a sentence: "triton, pallas or jax"."""
     *first, last = (target.name for target in targets)
