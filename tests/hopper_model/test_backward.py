@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,8 +67,9 @@ def gradients(
     qkv = (made.q, made.k, made.v)
     scale = made.sizes["D"] ** -0.5
     given = [int(x) if isinstance(x, bool) else x for x in made.given.values()]  # as the operator takes them
-    at = [None for x in given if isinstance(x, int)]  # where a scalar is, if that is a tensor
-    found = made.module._gradients(d_out, d_lse, *qkv, *given, out, *kept, scale, *needed, *at)
+    known = (d_out, d_lse, *qkv, *given, out, *kept, scale, *needed)
+    at = [None for _ in signature(made.module._gradients).parameters][len(known) :]  # where tensors hold scalars: none do
+    found = made.module._gradients(*known, *at)
     cotangents = (d_out.double().numpy(), d_lse.double().numpy())
     right = reference.gradients(made.kernel.spec, *made.exact, *cotangents, params=made.params)
     expected = {"q": right.q, "k": right.k, "v": right.v, **({n: right.params[n] for n in names} if learned else {})}
