@@ -580,12 +580,12 @@ def store_result(desc, values, place, batch, head, start, ROWS: gl.constexpr, CO
 
 
 @gluon.jit
-def store_sum(pointer, values, rows, row, q0, part, Sq, EACH: gl.constexpr):
+def store_sum(pointer, values, queries, row, q0, part, Sq, EACH: gl.constexpr):
     """Stores what 64 queries add to the gradient of a param: a number for EACH row, or the `part`-th sum of all."""
     if EACH:
-        gl.store(pointer + row + rows, values, mask=rows < Sq)
+        gl.store(pointer + row + queries, values, mask=queries < Sq)
     else:
-        gl.store(pointer + part, tl.sum(tl.where(rows < Sq, values, 0.0), 0), mask=q0 < Sq)
+        gl.store(pointer + part, tl.sum(tl.where(queries < Sq, values, 0.0), 0), mask=q0 < Sq)
 
 
 # ---------------------------------------------------------------- sequences

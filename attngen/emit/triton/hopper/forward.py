@@ -36,6 +36,7 @@ from attngen.plan.score.weights import Form
 from attngen.plan.table import Table, keyed
 
 _CONVERTED = "gl.convert_layout(weight.to(config.dtype), weight_layout)"
+_WITH_EXTRA = "acc, row_sum, total = sm90.with_extra(acc, row_sum, total, extra)"
 _TILES = ("BLOCK_D", "BLOCK_DV", "BQ", "BK", "STAGES", "SCHEDULE", "ORDERED", "OUT_APART", "PIPELINED")
 _DERIVED = ("Q_COLS", "K_COLS", "K_PARTS", "PARTS", "SHARE", "ORDER", "dtype", "qk_layout")
 
@@ -307,7 +308,7 @@ def _share_view(share: Share, loops: Loops, printer: Printer, call: str) -> Shar
     bound += [f"{name} = {value}" for name, value in (("own_first", first), ("own_stop", stop)) if value]
 
     def released(steps: str) -> tuple[str, ...]:
-        return f"for step in range({steps}):", "    _release_tile(turn + step, k_ring, v_ring, config, PART)"
+        return f"for step in range({steps}):", "    sm90.release_tile(turn + step, k_ring, v_ring, config, PART)"
 
     after = released("own_stop, n_steps") if stop else ()
     return ShareView(
@@ -333,21 +334,21 @@ def _form_view(form: Form, weights: WeightView, code: KernelCode) -> FormView:
             return FormView(
                 template=("ramped" if ramp else "lagging") if exponential else "shifted",
                 state=state,
-                begin=("row_sum, row_max = _no_key_yet(no_scores)",),
+                begin=(f"row_sum, row_max = sm90.{'no_key_yet' if exponential else 'no_maximum_yet'}(no_scores)",),
                 weighed=("weight", "rescale", *state),
-                rescale=("acc = _rescaled(acc, rescale)",),
-                operand="_unpacked(weight, config.dtype, weight_layout)" if exponential else _CONVERTED,
+                rescale=(f"acc = sm90.{'rescaled' if exponential else 'scaled_rows'}(acc, rescale)",),
+                operand="sm90.unpacked(weight, config.dtype, weight_layout)" if exponential else _CONVERTED,
                 closing=("acc", *state, "factor", *(("extra",) if log2_extra else ())),
                 closed=("acc", *state, factor, *((log2_extra,) if log2_extra else ())),
                 normalized=("acc", "lse"),
-                extra_lines=("acc, row_sum, total = _with_extra(acc, row_sum, total, extra)",) if log2_extra else (),
+                extra_lines=(_WITH_EXTRA,) if log2_extra else (),
                 empty='total == float("-inf")' if log2_extra else empty,
             )
         case Form.DIRECT if weights.sums:
             return FormView(
                 template="summed",
                 state=("row_sum",),
-                begin=("row_sum = _no_key_yet(no_scores)",),
+                begin=("row_sum = sm90.lane_sums(no_scores)",),
                 weighed=("weight", "row_sum"),
                 rescale=(),
                 operand=_CONVERTED,
