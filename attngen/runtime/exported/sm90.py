@@ -27,6 +27,7 @@ from .gluon import (
     warpgroup_mma_wait,
 )
 from .ptx import in_place, multiplied, weights_constraints, weights_ptx
+from .rows import LN2
 
 # ---------------------------------------------------------------- barriers
 
@@ -405,6 +406,22 @@ def no_key_yet(no_scores):
     """(row_sum, row_max) of rows without a key so far, for each of a row's four threads."""
     row_sum = firsts(no_scores.reshape([64, no_scores.shape[1] // 2, 2]).split()[0])
     return row_sum, row_sum - float("inf")
+
+
+@gluon.jit
+def normalized(acc, row_sum, row_max, factor, extra, rows_layout: gl.constexpr):
+    """(rows of the result, their log-sum-exp). `extra`: another term of the denominator, to base 2, or None."""
+    acc_rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    row_sum = gl.convert_layout(tl.sum(row_sum, 1), rows_layout)
+    row_max = gl.convert_layout(tl.max(row_max, 1), rows_layout)
+    total = row_max * factor
+    empty = row_max == float("-inf")
+    if extra is not None:
+        acc, row_sum, total = with_extra(acc, row_sum, total, extra)
+        empty = total == float("-inf")
+    row_sum = tl.where(empty, 1.0, row_sum)
+    acc = acc * gl.convert_layout(1.0 / row_sum, acc_rows)[:, None]
+    return acc, tl.where(empty, float("-inf"), (total + tl.log2(row_sum)) * LN2)
 
 
 # ---------------------------------------------------------------- the backward kernel: dQ in order

@@ -47,9 +47,9 @@ class FormView:
     row, `weighed` is what `_weigh` returns.
 
     `begin` binds the state of rows that have met no key, and `rescale` brings earlier products to a new reference.
-    `operand` is the weights as the next product reads them. `_normalized` has the parameters `closing`, is called with
-    `closed`, and returns `normalized`. In it, `extra_lines` add the denominator's extra term, and `empty` says which
-    rows have met no key.
+    `operand` is the weights as the next product reads them. The function `normalize` takes `closed` and returns
+    `normalized`. If it is the file's own, `closing` are its parameters, `extra_lines` in it add the denominator's extra
+    term, and `empty` says which rows have met no key.
     """
 
     template: str
@@ -58,6 +58,7 @@ class FormView:
     weighed: tuple[str, ...]
     rescale: tuple[str, ...]
     operand: str
+    normalize: str
     closing: tuple[str, ...]
     closed: tuple[str, ...]
     normalized: tuple[str, ...]
@@ -327,22 +328,36 @@ def _form_view(form: Form, weights: WeightView, code: KernelCode) -> FormView:
     factor = "1.0" if ramp else code.results["factor"] or "1.0"
     log2_extra, extra = code.results["log2_extra"], code.results["extra"]
     match form:
-        case Form.EXPONENTIAL | Form.SHIFTED:
-            exponential = form is Form.EXPONENTIAL
-            state = ("row_sum", "row_max")
-            empty = 'row_max == float("-inf")' if exponential else '(row_max == float("-inf")) | (row_sum == 0.0)'
+        case Form.EXPONENTIAL:
             return FormView(
-                template=("ramped" if ramp else "lagging") if exponential else "shifted",
-                state=state,
-                begin=(f"row_sum, row_max = sm90.{'no_key_yet' if exponential else 'no_maximum_yet'}(no_scores)",),
-                weighed=("weight", "rescale", *state),
-                rescale=(f"acc = sm90.{'rescaled' if exponential else 'scaled_rows'}(acc, rescale)",),
-                operand="sm90.unpacked(weight, config.dtype, weight_layout)" if exponential else _CONVERTED,
-                closing=("acc", *state, "factor", *(("extra",) if log2_extra else ())),
-                closed=("acc", *state, factor, *((log2_extra,) if log2_extra else ())),
+                template="ramped" if ramp else "lagging",
+                state=("row_sum", "row_max"),
+                begin=("row_sum, row_max = sm90.no_key_yet(no_scores)",),
+                weighed=("weight", "rescale", "row_sum", "row_max"),
+                rescale=("acc = sm90.rescaled(acc, rescale)",),
+                operand="sm90.unpacked(weight, config.dtype, weight_layout)",
+                normalize="sm90.normalized",
+                closing=(),
+                closed=("acc", "row_sum", "row_max", factor, log2_extra or "None"),
+                normalized=("acc", "lse"),
+                extra_lines=(),
+                empty="",
+            )
+        case Form.SHIFTED:
+            empty = 'total == float("-inf")' if log2_extra else '(row_max == float("-inf")) | (row_sum == 0.0)'
+            return FormView(
+                template="shifted",
+                state=("row_sum", "row_max"),
+                begin=("row_sum, row_max = sm90.no_maximum_yet(no_scores)",),
+                weighed=("weight", "rescale", "row_sum", "row_max"),
+                rescale=("acc = sm90.scaled_rows(acc, rescale)",),
+                operand=_CONVERTED,
+                normalize="_normalized",
+                closing=("acc", "row_sum", "row_max", "factor", *(("extra",) if log2_extra else ())),
+                closed=("acc", "row_sum", "row_max", factor, *((log2_extra,) if log2_extra else ())),
                 normalized=("acc", "lse"),
                 extra_lines=(_WITH_EXTRA,) if log2_extra else (),
-                empty='total == float("-inf")' if log2_extra else empty,
+                empty=empty,
             )
         case Form.DIRECT if weights.sums:
             return FormView(
@@ -352,6 +367,7 @@ def _form_view(form: Form, weights: WeightView, code: KernelCode) -> FormView:
                 weighed=("weight", "row_sum"),
                 rescale=(),
                 operand=_CONVERTED,
+                normalize="_normalized",
                 closing=("acc", "row_sum", *(("extra",) if extra else ())),
                 closed=("acc", "row_sum", *((extra,) if extra else ())),
                 normalized=("acc", "lse", "den"),
@@ -366,6 +382,7 @@ def _form_view(form: Form, weights: WeightView, code: KernelCode) -> FormView:
                 weighed=("weight",),
                 rescale=(),
                 operand=_CONVERTED,
+                normalize="_normalized",
                 closing=("acc",),
                 closed=("acc",),
                 normalized=("acc", "lse"),
