@@ -110,10 +110,17 @@ class Layout:
             self.values |= zip(p.strides, repeated.stride(), strict=True)
         if attention.fetched is not None:
             self.values["fetched"] = attention.fetched(*tensors)
-        self.constants: dict[str, Any] = dict(D=D, Dv=Dv, ALIGN=alignment(strides))
+        self.constants: dict[str, Any] = {"D": D, "Dv": Dv, "ALIGN": alignment(strides)}
         if attention.fast:
             self.constants["FAST"] = q.element_size() == 2 and chip(q.device).startswith("sm_")
-        self.wide = dict(D=D, Dv=Dv, BLOCK_D=max(64, padded(D)), BLOCK_DV=max(64, padded(Dv)), FAST=True, num_warps=4)
+        self.wide = {
+            "D": D,
+            "Dv": Dv,
+            "BLOCK_D": max(64, padded(D)),
+            "BLOCK_DV": max(64, padded(Dv)),
+            "FAST": True,
+            "num_warps": 4,
+        }
         self.fits: set[Any] = set()
         self.forward: dict[Any, Any] = {}
         self.backward: dict[Any, Any] = {}
@@ -187,9 +194,7 @@ class Attention:
         inputs += [("seed", "Tensor")] if self.dropout else []
         inputs += [("precise", "bool")] if self.rounds else []
         inputs += [(f"{p.local or p.name}_at", "Tensor?") for p in self.params if p.either]
-        smooth = tuple(
-            i for i in self.at_pointers if self.params[i - 3].kind == "float" and i not in self.at_learned
-        )
+        smooth = tuple(i for i in self.at_pointers if self.params[i - 3].kind == "float" and i not in self.at_learned)
         return Signature((*inputs, *bounds), self.kept, self.at_learned, smooth)
 
     def finished(self, out: Tensor, lse: Tensor) -> AbstractContextManager[None]:
@@ -331,9 +336,7 @@ class Attention:
                 setattr(found, name, x.shape[axis])
         return found
 
-    def check(
-        self, operands: tuple[Any, ...], scale: Any, dense: bool = True, whole: bool = False
-    ) -> tuple[Any, ...]:
+    def check(self, operands: tuple[Any, ...], scale: Any, dense: bool = True, whole: bool = False) -> tuple[Any, ...]:
         """Raises one clear error if an argument does not fit. Returns the operands, if `whole` with sizes of 1
         expanded."""
         refuse = self.refuse
@@ -402,9 +405,11 @@ class Attention:
         """Checks the facts that no call checks unless it is asked to: it reads elements, and waits for the device."""
         operands = self.check(operands, scale, whole=True)
         if torch.compiler.is_compiling() or (operands[0].is_cuda and torch.cuda.is_current_stream_capturing()):
-            self.refuse("check=True reads elements, which torch.compile and CUDA graphs do not allow: leave it out there")
+            self.refuse(
+                "check=True reads elements, which torch.compile and CUDA graphs do not allow: leave it out there"
+            )
         if self.check_facts is not None:
-            self.check_facts(self, *operands)
+            self.check_facts(self, *operands, scale)
 
     # ---------------------------------------------------------------- what kernels get
 
@@ -488,7 +493,16 @@ class Attention:
             key = (*self.deciding(call), call.precise)
             if self.rounds and not call.precise:
                 found["rest"] = out
-            values = {**known.values, **self.values_of(call), **found, "q": q, "k": k, "v": v, "own": own, "queue": None}
+            values = {
+                **known.values,
+                **self.values_of(call),
+                **found,
+                "q": q,
+                "k": k,
+                "v": v,
+                "own": own,
+                "queue": None,
+            }
             launches = known.forward.get(key)
             if launches is None:
                 ahead = learn and functools.partial(learn, *results)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
+from .tables import tiles_by_chip
+
 # Kept between calls. The CPU stands for Triton's interpreter, which counts as a chip of 8 multiprocessors.
 CHIPS: dict[torch.device, str] = {torch.device("cpu"): "cpu"}
 MULTIPROCESSORS: dict[torch.device, int] = {torch.device("cpu"): 8}
@@ -75,7 +77,7 @@ def alignment(strides: dict[str, tuple[int, ...]], most: int = 16) -> int:
 def copyable(x: Tensor, strides: Iterable[int]) -> bool:
     """Whether the copy engine (TMA) can read `x`: it has elements, whole multiples of 16 bytes apart."""
     size = x.element_size()
-    return x.numel() > 0 and x.data_ptr() % 16 == 0 and all(0 < n and n * size % 16 == 0 for n in strides)
+    return x.numel() > 0 and x.data_ptr() % 16 == 0 and all(n > 0 and n * size % 16 == 0 for n in strides)
 
 
 def has_tma(*tensors: Tensor) -> bool:
@@ -83,6 +85,18 @@ def has_tma(*tensors: Tensor) -> bool:
     if chip(tensors[0].device) not in ("sm_90", "sm_100"):
         return False
     return all(x.element_size() == 2 and copyable(x, x.stride()[:3]) for x in tensors)
+
+
+def tiles(table: str, q: Tensor, v: Tensor) -> tuple[tuple[int, ...], ...]:
+    """The tiles of the forward, dK/dV and dQ kernels: queries, keys, warps, stages."""
+    return tiles_by_chip(table)[chip(q.device), q.element_size(), padded(max(q.shape[3], v.shape[3]))]
+
+
+def register_limit(limits: dict[tuple[int, ...], int], q: Tensor, *tile: int) -> dict[str, int]:
+    """The option that limits registers, for tiles of which several programs should fit on a multiprocessor."""
+    half = q.element_size() == 2 and chip(q.device) in ("sm_90", "sm_100")
+    limit = limits.get((padded(q.shape[3]), *tile)) if half else None
+    return {} if limit is None else {"maxnreg": limit}
 
 
 def layout_of(*tensors: Tensor) -> tuple[Any, ...]:

@@ -33,3 +33,5 @@ try:
 except (ImportError, AttributeError):
     GLUON_KNOWN = False
     gluon, gl = triton, tl
+    fence_async_shared = mbarrier = tma = warpgroup_mma = warpgroup_mma_init = warpgroup_mma_wait = None
+    HopperDescriptor = SHARED = BARRIER = REINTERPRET = COPY_IN = COPY_OUT = None

@@ -80,7 +80,7 @@ def fetches_pairs(row: Any, wide: dict[str, Any], size: int) -> bool:
     beside the other tiles."""
     D, Dv = wide["BLOCK_D"], wide["BLOCK_DV"]
     tiles = 2 * (row.BQ * (D + Dv * row.OUT_APART) + row.STAGES * row.BK * (D + Dv))
-    return 0 < size and tiles + size * row.STAGES * row.BQ * row.BK <= 208 * 1024
+    return size > 0 and tiles + size * row.STAGES * row.BQ * row.BK <= 208 * 1024
 
 
 def equal_share(group: int, heads: int, wanted: int) -> int:

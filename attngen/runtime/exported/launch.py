@@ -106,8 +106,10 @@ def direct(
     """
     launcher: Any = getattr(compiled, "run", None)
     metas: Any = [None]
-    scratch = KNOWN and type(launcher).__name__ == "CudaLauncher" and (
-        launcher.global_scratch_size or launcher.profile_scratch_size or getattr(launcher, "gsan_enabled", False)
+    scratch = (
+        KNOWN
+        and type(launcher).__name__ == "CudaLauncher"
+        and (launcher.global_scratch_size or launcher.profile_scratch_size or getattr(launcher, "gsan_enabled", False))
     )
     if KNOWN and type(launcher).__name__ == "CudaLauncher" and not scratch:
         metas = tiles and (getattr(compiled.metadata, "tensordesc_meta", None) or [None])

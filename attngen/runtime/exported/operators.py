@@ -90,9 +90,7 @@ class Operator:
 
         schema = signature.backward_schema()
         backward = torch.library.custom_op(f"{key}_backward", differentiate, mutates_args=(), schema=schema)
-        backward.register_fake(
-            lambda d_out, d_lse, *given: computes.empty_gradients(given[: self.n_inputs], given[-1])
-        )
+        backward.register_fake(lambda d_out, d_lse, *given: computes.empty_gradients(given[: self.n_inputs], given[-1]))
         backward.register_autograd(self._refuse_second)
         count_flops(backward, 3, 2, computes.pairs)
         self.backward = transformable(backward, lambda *_: None, self._refuse_second)

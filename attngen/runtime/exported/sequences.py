@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +18,16 @@ from .tables import tiles_by_chip
 from .watched import hidden, unwatched
 
 BOUNDS = ("q_start", "q_stop", "k_start", "k_stop")
-OFFSETS = "sequences begin at offsets, which are sums of lengths, torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()"
+OFFSETS = (
+    "sequences begin at offsets, which are sums of lengths, torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()"
+)
 
 
 def sequence_tiles(table: str, q: Tensor, v: Tensor) -> tuple[tuple[int, ...], ...]:
     """The tiles of sequences: at head dim 128 those of 256, since pointers take more registers than descriptors."""
-    tiles, own = tiles_by_chip(table), (chip(q.device), q.element_size(), padded(max(q.shape[-1], v.shape[-1])))
-    return tiles.get(("sm_90", 2, 256) if own == ("sm_90", 2, 128) else own) or tiles[own]
+    own = chip(q.device), q.element_size(), padded(max(q.shape[-1], v.shape[-1]))
+    found = tiles_by_chip(table)
+    return found.get(("sm_90", 2, 256) if own == ("sm_90", 2, 128) else own) or found[own]
 
 
 def contiguous_rows(x: Tensor) -> Tensor:
@@ -137,7 +140,7 @@ class Sequences:
         given = [stand_in(x) if p.rows else x for p, x in zip(a.params, operands[3:], strict=True)]
         inputs = a.inputs((*operands[:3], *given), scale, dropout_seed, False)
         inputs = (*inputs, *(bounds[name] for name in BOUNDS), packed)
-        return a.run(self.operator, inputs, alone and not q.is_meta or None)[:2]
+        return a.run(self.operator, inputs, (alone and not q.is_meta) or None)[:2]
 
     def into(self, out: Any, results: tuple[Any, ...], return_lse: bool) -> Any:
         """What a call returns. The result is copied into `out` if that is given."""
@@ -238,7 +241,9 @@ class Sequences:
         says where packed sequences begin and end.
         """
         if torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-            self.refuse("check=True reads lengths, which torch.compile and CUDA graphs do not allow: leave it out there")
+            self.refuse(
+                "check=True reads lengths, which torch.compile and CUDA graphs do not allow: leave it out there"
+            )
         starts = [0] * count if start is None else start.tolist()
         stops = [total] * count if stop is None else stop.tolist()
         if offsets and starts[0] != 0:
@@ -255,7 +260,14 @@ class Sequences:
         return [slice(first, end) for first, end in zip(starts, stops, strict=True)]
 
     def packed_bounds(
-        self, q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, seqused_k: Any, longest: tuple[Any, Any], check: bool
+        self,
+        q: Any,
+        k: Any,
+        cu_seqlens_q: Any,
+        cu_seqlens_k: Any,
+        seqused_k: Any,
+        longest: tuple[Any, Any],
+        check: bool,
     ) -> tuple[dict[str, Any], Any]:
         """Where the sequences of packed tensors begin and end, and their rows if `check` reads them."""
         for name, x in (("q", q), ("k", k)):
@@ -270,7 +282,7 @@ class Sequences:
         words = "one number for each sequence and one for the end"
         cu_q = self.bound("cu_seqlens_q", cu_seqlens_q, q, count + 1, words)
         cu_k = cu_q if cu_seqlens_k is None else self.bound("cu_seqlens_k", cu_seqlens_k, q, count + 1, words)
-        bounds = dict(q_start=cu_q[:-1], q_stop=cu_q[1:], k_start=cu_k[:-1], k_stop=cu_k[1:])
+        bounds = {"q_start": cu_q[:-1], "q_stop": cu_q[1:], "k_start": cu_k[:-1], "k_stop": cu_k[1:]}
         used = self.bound("seqused_k", seqused_k, q, count, "one number for each sequence")
         named = "cu_seqlens_q" if cu_seqlens_k is None else "cu_seqlens_k"
         of_q: list[slice] = []
@@ -325,7 +337,7 @@ class Sequences:
             strides = strides_of(**{name: x.stride() for name, x in found.items()})
             if len(self.laid_out) >= 1024:
                 self.laid_out.clear()
-            more: dict[str, Any] = dict(n_sequences=count, align=alignment(strides), key=key)
+            more: dict[str, Any] = {"n_sequences": count, "align": alignment(strides), "key": key}
             self.laid_out[key] = known, {**known.values, **strides, **more}
         known, same = self.laid_out[key]
         return known, {**same, **tensors, **bounds}
@@ -342,7 +354,7 @@ class Sequences:
         kept = tuple(found[name] for name in a.kept)
         out = found["out"]
         if out.numel():
-            layout, values = self.values(inputs, dict(out=out, q=q, k=k, v=v), packed, bounds)
+            layout, values = self.values(inputs, {"out": out, "q": q, "k": k, "v": v}, packed, bounds)
             if a.rounds and not call.precise:
                 found["rest"] = out
             values |= {**found, **a.values_of(call)}
@@ -362,7 +374,7 @@ class Sequences:
     def results_of(self, q: Tensor, v: Tensor, precise: bool, packed: bool) -> dict[str, Any]:
         """Empty results by name."""
         lse = q.new_empty((q.shape[1], q.shape[0]) if packed else q.shape[:3], dtype=torch.float32)
-        found: dict[str, Any] = dict(out=result_like(q, v.shape[-1], packed), lse=lse)
+        found: dict[str, Any] = {"out": result_like(q, v.shape[-1], packed), "lse": lse}
         if "den" in self.attention.kept:
             found["den"] = torch.empty_like(lse)
         if self.attention.rounds:
@@ -386,9 +398,7 @@ class Sequences:
         if all(x is None for x in ends) or any(x is not None and hidden(x) for x in ends):
             return q.shape[0] * (k.shape[0] if q.dim() == 3 else q.shape[2] * k.shape[2])
         whole = 0, q.shape[-2], 0, k.shape[-2]  # packed sequences have all ends
-        q_start, q_stop, k_start, k_stop = (
-            n if x is None else x.long() for n, x in zip(whole, ends, strict=True)
-        )
+        q_start, q_stop, k_start, k_stop = (n if x is None else x.long() for n, x in zip(whole, ends, strict=True))
         area: Any = (q_stop - q_start) * (k_stop - k_start)
         return int(area.sum())
 
@@ -407,7 +417,7 @@ class Sequences:
         usual = 1e-18 < call.scale < 1e18  # so that log-sum-exps can be divided by it
         d_lse = d_lse if d_lse is None else d_lse.contiguous()
         asked = Backward(d_lse is not None, a.rounds and kept[-1].numel() > 0, (*needed,), usual)
-        tensors = dict(out=out, d_out=d_out, dq=dq, dk=dk, dv=dv, q=q, k=k, v=v)
+        tensors = {"out": out, "d_out": d_out, "dq": dq, "dk": dk, "dv": dv, "q": q, "k": k, "v": v}
         known, values = self.values(inputs, tensors, packed, dict(zip(BOUNDS, ends, strict=True)))
         values |= {**dict(zip(a.kept, kept, strict=True)), "natural_lse": kept[1], "d_lse": d_lse, **a.values_of(call)}
         key = (
@@ -429,7 +439,7 @@ class Sequences:
         return dq, dk, dv, *totals
 
 
-def refuse_gradient(a: Attention, name: str, x: object, packed: bool, why: tuple[str, str]) -> NoReturn | None:
+def refuse_gradient(a: Attention, name: str, x: object, packed: bool, why: tuple[str, str]) -> None:
     """Refuses a param's gradient that sequences do not sum: `why`, of packed ones and of others."""
     if torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
         a.refuse(

@@ -44,16 +44,23 @@ def shares_by_chip(text: str) -> dict[tuple[str, int], tuple[int, ...]]:
     return found
 
 
+class Rows(dict[tuple[Any, ...], Any]):
+    """Rows by the words of their first cell. `records` make a row of cells."""
+
+    records: tuple[Any, ...] = ()
+
+    def row(self, *cells: Any) -> Any:
+        """One of the only record, or where there are more, a tuple of them."""
+        rows = tuple(record(*cell) for record, cell in zip(self.records, cells, strict=True))
+        return rows[0] if len(rows) == 1 else rows
+
+
 @functools.cache
-def rows_by_dims(text: str) -> dict[tuple[Any, ...], Any]:
-    """A table whose columns have names, by the words of its first cell. A row is a tuple with these names, or where a
-    table has more than two columns of cells, a tuple of such tuples."""
-    lines = lines_of(text)
-    if not lines:
-        return {}
-    records = [namedtuple(f"Row{i}", names) for i, names in enumerate(lines[0][1:])]  # type: ignore[misc]
-    found: dict[tuple[Any, ...], Any] = {}
-    for key, *cells in lines[1:]:
-        rows = tuple(record(*map(cell_of, cell)) for record, cell in zip(records, cells, strict=True))
-        found[tuple(cell_of(x) for x in key)] = rows[0] if len(rows) == 1 else rows
+def rows_by_dims(text: str) -> Rows:
+    """A table whose columns have names."""
+    found = Rows()
+    head, *lines = lines_of(text)
+    found.records = tuple(namedtuple("Row", names) for names in head[1:])  # type: ignore[misc]
+    for key, *cells in lines:
+        found[tuple(cell_of(x) for x in key)] = found.row(*([cell_of(x) for x in cell] for cell in cells))
     return found
