@@ -1,10 +1,8 @@
-"""The runtime of files that attngen compiles for Triton: the same for all of them, and free to edit.
+"""The runtime of files that attngen compiles for Triton: the same for every specification.
 
-`rows.py` has device functions that kernels for every GPU call, `sm90.py` those that kernels of compute capability 9.0
-call, `gluon.py` the names that releases of Triton call differently. None of them knows a mask or a score.
+`host` checks calls, launches kernels and differentiates; `rows` has device functions for every GPU, `sm90` those for
+compute capability 9.0. None of them knows a mask or a score. A file carries what it calls, or imports it from here.
 """
-
-# pyright: reportMissingTypeStubs=false
 
 import triton
 

@@ -1,10 +1,9 @@
-"""Gluon, in which the kernels for Hopper GPUs are written, and what releases of Triton call differently.
+"""Gluon, in which kernels of compute capability 9.0 are written, and what releases of Triton call differently in it.
 
-Under an unknown release of Triton the portable kernels run.
+Under an unknown release of Triton these kernels are read and never compiled; the portable ones run.
 """
 
-# pyright: basic, reportAttributeAccessIssue=false
-# Gluon has no types.
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -26,13 +25,13 @@ try:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 
     # Triton 3.7 renamed these functions. Each line takes the new name if it exists, else that of 3.6.
-    SHARED = gl.shared_memory_descriptor
-    BARRIER = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
-    REINTERPRET = SHARED.reinterpret if hasattr(SHARED, "reinterpret") else SHARED._reinterpret
-    COPY_IN = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-    COPY_OUT = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+    BARRIER: Any = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+    SHARED: Any = gl.shared_memory_descriptor
+    REINTERPRET: Any = SHARED.reinterpret if hasattr(SHARED, "reinterpret") else SHARED._reinterpret
+    COPY_IN: Any = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+    COPY_OUT: Any = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 except (ImportError, AttributeError):
     GLUON_KNOWN = False
-    gluon, gl = triton, tl  # the kernels are read, and never compiled
+    gluon, gl = triton, tl
     fence_async_shared = mbarrier = tma = warpgroup_mma = warpgroup_mma_init = warpgroup_mma_wait = None
     HopperDescriptor = SHARED = BARRIER = REINTERPRET = COPY_IN = COPY_OUT = None

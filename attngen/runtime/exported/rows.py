@@ -19,7 +19,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 # The rows of one head. `base`: a pointer to the first one, or a descriptor of all heads.
-Rows = namedtuple("Rows", "base batch head stop stride")
+HeadRows = namedtuple("HeadRows", "base batch head stop stride")
 
 
 @triton.constexpr_function
@@ -43,7 +43,7 @@ def of_head(tensor, batch, head, strides, stop, ALIGN: tl.constexpr):
         # 64 bits: a batch may hold more than 2**31 elements.
         offset_b = tl.cast(batch, tl.int64) * (stride_b // ALIGN * ALIGN)
         base = tensor + offset_b + tl.cast(head, tl.int64) * (stride_h // ALIGN * ALIGN)
-    return Rows(base, batch, head, stop, stride_s // ALIGN * ALIGN)
+    return HeadRows(base, batch, head, stop, stride_s // ALIGN * ALIGN)
 
 
 @triton.jit
