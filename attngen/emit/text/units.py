@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from attngen.errors import InternalError
 
 TITLE = "# ---------------------------------------------------------------- {}"
+REGISTERED = TITLE.format("registered")
+"""The title of an own part's last section, which needs the runtime when it is imported."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attngen import runtime
-from attngen.emit.text.units import TITLE, Unit, laid_out, renamed, units
+from attngen.emit.text.units import REGISTERED, TITLE, Unit, laid_out, renamed, units
 from attngen.errors import InternalError
 
 PACKAGE = "_attngen"
 API = 1
 """The version of the runtime's interface, which its package says, too."""
-REGISTERED = TITLE.format("registered")
-"""The title of an own part's last section, which needs the runtime when it is imported."""
 _LINE = (
     "# ================================================================ the runtime\n"
     "#\n"
@@ -247,4 +245,4 @@ def edited(text: str) -> bool:
     return f"{first}\n" != _FIRST.format(digest=digest(rest))
 
 
-__all__ = ["API", "PACKAGE", "REGISTERED", "beside", "edited", "imports", "one_file", "sources"]
+__all__ = ["API", "PACKAGE", "beside", "edited", "imports", "one_file", "sources"]

@@ -94,7 +94,8 @@ def sequence_whole(kernels: BackwardKernels) -> tuple[Way, ...]:
         return ()
     found = _FOUND.format("HOPPER_BACKWARD", "d_out", ", dk, dv")
     cells = kernels.cells
-    few = f"_slots(Sq, {cells.least}, B, packed) <= {cells.most} * host.ceil(Sq, {cells.rows}) * P and P * Hq * Sq < 2**30"
+    slots = f"_slots(Sq, {cells.least}, B, packed)"
+    few = f"{slots} <= {cells.most} * host.ceil(Sq, {cells.rows}) * P and P * Hq * Sq < 2**30"
     rows, *rest = whole_launches(kernels, view, sequences=True)
     return (
         Way(
@@ -110,8 +111,8 @@ def sequence_whole(kernels: BackwardKernels) -> tuple[Way, ...]:
 
 def _first(lines: tuple[str, ...]) -> tuple[str, ...]:
     """Slots are counted when tiles are known."""
-    row, blocks, *rest = lines
-    return (row, blocks, *_SLOTS, *rest)
+    blocks, *rest = lines
+    return (blocks, *_SLOTS, *rest)
 
 
 def sequence_backward(kernels: BackwardKernels, *, listed: bool) -> tuple[tuple[str, Way], ...]:
