@@ -22,7 +22,6 @@ from attngen.emit.triton.code.names import reserved
 from attngen.emit.triton.code.orders import orders_view
 from attngen.emit.triton.code.test_views import TestView, with_bits
 from attngen.emit.triton.hopper.backward import (
-    PLACES,
     GluonApartView,
     GluonBackwardView,
     GluonPairView,
@@ -218,7 +217,6 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "f": forward,
         "fast": hopper.fast,
         "fast_bwd": fast_bwd,
-        "ring_places": hopper.ring_places,
         "apart": apart,
         "pair": hopper.pair,
         "shares": hopper.shares,
@@ -285,11 +283,6 @@ class _HopperViews:
     pair: GluonPairView | None = None
     turns: TurnsView | None = None
     shares: SharesView | None = None
-
-    @property
-    def ring_places(self) -> str:
-        """The template of where rows are, for what the backward kernels share."""
-        return PLACES[self.fast_bwd is not None and self.fast_bwd.sequences]
 
     @property
     def tables(self) -> dict[str, tuple[str, ...]]:

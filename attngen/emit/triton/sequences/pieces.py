@@ -137,7 +137,7 @@ def _view(spec: Attention, plan: KernelPlan, pieces: dict[str, Piece], *, forwar
         outputs=_outputs(sums=sums),
         mask_lines=_mask_lines(spec),
         size_lines=_size_lines(spec),
-        mask=host_expressions.torch(spec.mask, _names(spec, plan, "rows", "keys")),
+        mask=host_expressions.torch(spec.mask, _names(spec, plan, "queries", "keys")),
         stretches=(_ends(spec, plan, plan.keys.any), _ends(spec, plan, plan.keys.all)) if solved else ("()", "()"),
         count_lines=("return None",) if _unknown(spec) else (*_KNOWN, *(_SOLVED if solved else _LOOKED_AT)),
     )
@@ -222,22 +222,22 @@ _KNOWN = (
     "found = _setting(Sq, Sk, params)",
     "if found is None:",
     "    return None",
-    "rows = torch.arange(*q_range).reshape(1, 1, -1, 1)",
-    "area = rows.numel() * (k_range[1] - k_range[0])",
+    "queries = torch.arange(*q_range).reshape(1, 1, -1, 1)",
+    "area = queries.numel() * (k_range[1] - k_range[0])",
 )
 _SOLVED = (
     "size, own = found",
-    "some, every = _stretches(rows, size, own)",
+    "some, every = _stretches(queries, size, own)",
     "least, most = _covered(every, k_range), _covered(some, k_range)",
     "if area > _MOST_PAIRS or bool((least == most).all()):",
     "    return least, most",
-    "exact = _by_pairs(rows, k_range, size, own)",
+    "exact = _by_pairs(queries, k_range, size, own)",
     "return exact, exact",
 )
 _LOOKED_AT = (
     "if area > _MOST_PAIRS:",
     "    return None",
-    "exact = _by_pairs(rows, k_range, *found)",
+    "exact = _by_pairs(queries, k_range, *found)",
     "return exact, exact",
 )
 
@@ -320,15 +320,23 @@ def _reads_rows(spec: Attention, plan: KernelPlan) -> bool:
     )
 
 
-def _names(spec: Attention, plan: KernelPlan, rows: str, keys: str) -> dict[str, str]:
+def _names(spec: Attention, plan: KernelPlan, queries: str, keys: str) -> dict[str, str]:
     sizes = {*spec.sizes, *plan.attention.sizes, "B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv", "b", "h", "hkv"}
     renamed = dict(zip(plan.attention.sizes, spec.sizes, strict=True))
     found = {name: f'size["{renamed.get(name, name)}"]' for name in sizes}
     found |= {p.name: f'params["{p.name}"]' for p in spec.params}
-    return {**found, "q": rows, "q0": rows, "q1": rows, "k": keys, "device": '"cpu"', "element": "host.element_at"}
+    return {
+        **found,
+        "q": queries,
+        "q0": queries,
+        "q1": queries,
+        "k": keys,
+        "device": '"cpu"',
+        "element": "host.element_at",
+    }
 
 
 def _ends(spec: Attention, plan: KernelPlan, stretches: Iterable[Segment]) -> str:
-    names = _names(spec, plan, "rows", "keys")
+    names = _names(spec, plan, "queries", "keys")
     texts = [f"({host_expressions.torch(s.lo, names)}, {host_expressions.torch(s.hi, names)})" for s in stretches]
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
