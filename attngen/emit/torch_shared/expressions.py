@@ -47,8 +47,8 @@ def python(e: Expr, names: Mapping[str, str]) -> str:
 
 
 def torch(e: Expr, names: Mapping[str, str]) -> str:
-    """`e` over broadcasting torch tensors; literals that stand alone become tensors by `names["like"]`. `names` may say what reads
-    an `element`."""
+    """`e` over broadcasting torch tensors; literals that stand alone become tensors by `names["like"]`, and
+    `names["element"]` reads an element, `_element` if there is none."""
     return _print(e, names, tensors=True)[0]
 
 

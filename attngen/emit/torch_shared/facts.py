@@ -13,7 +13,7 @@ from attngen.ir.walk import params, symbols
 from attngen.plan.kernel import KernelPlan
 
 
-def need_lines(plan: KernelPlan, names: Mapping[str, str], calls: Calls, subject: str = "") -> tuple[str, ...]:
+def need_lines(plan: KernelPlan, names: Mapping[str, str], calls: Calls = PLAIN, subject: str = "") -> tuple[str, ...]:
     """For each comparison of sizes that keeps reads inside: the call is refused without it. See `size_checks`."""
     lines: list[str] = []
     for need in plan.needs:

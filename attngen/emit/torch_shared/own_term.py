@@ -21,7 +21,7 @@ Lines = tuple[str, ...]
 
 def own_lines(spec: Attention, term: Expr | None, element: str = "_element") -> Lines:
     """The body of a function of `lse`, `params` by name, and `cu_seqlens_q` (or None). It returns the logarithm of the
-    denominator's own term, like `lse`, or None where there is none. It calls `_refuse` and `element`."""
+    denominator's own term, like `lse`, or None where there is none. It calls `_refuse`, and `element` for elements."""
     if term is None:
         return ("return None",)
     read = read_params(term)

@@ -34,14 +34,14 @@ NUMBERS = (bool, int, float)
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Param:
     """A param as the host sees it. `name`: as a caller writes it; `local`: as kernels do. `kind`: float, int or bool.
 
     A tensor has `strides`, the kernels' names of them, and `shape`, of the sizes of a call; `binds`: axes by the sizes
     that they bind. A scalar has neither. `either`: an int or a bool that kernels read from memory where a tensor holds
-    it. `learns`: it has a gradient. One with an element for each row has `rows`, by axis what it counts: "B", "Sq", "Sk"
-    or nothing; and `dims`, as the specification writes them.
+    it. `learns`: it has a gradient. One with an element for each row has `rows`, by axis what it counts: "B", "Sq",
+    "Sk" or nothing; and `dims`, as the specification writes them.
     """
 
     name: str

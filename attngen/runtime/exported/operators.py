@@ -82,6 +82,7 @@ class Operator:
         self.forward.register_fake(lambda *inputs: computes.empty_results(inputs))
         count_flops(self.forward, 1, 1, computes.pairs)
         self.call: Callable[..., Any] = self.forward
+        self.backward: Any = None
         if forward_only:
             return
 
@@ -89,11 +90,11 @@ class Operator:
             return computes.gradients(d_out, d_lse, given[: self.n_inputs], given[self.n_inputs : -1], given[-1])
 
         schema = signature.backward_schema()
-        backward = torch.library.custom_op(f"{key}_backward", differentiate, mutates_args=(), schema=schema)
-        backward.register_fake(lambda d_out, d_lse, *given: computes.empty_gradients(given[: self.n_inputs], given[-1]))
-        backward.register_autograd(self._refuse_second)
-        count_flops(backward, 3, 2, computes.pairs)
-        self.backward = transformable(backward, lambda *_: None, self._refuse_second)
+        self.backward = torch.library.custom_op(f"{key}_backward", differentiate, mutates_args=(), schema=schema)
+        self.backward.register_fake(lambda d_out, d_lse, *given: computes.empty_gradients(given[: self.n_inputs], given[-1]))
+        self.backward.register_autograd(self._refuse_second)
+        count_flops(self.backward, 3, 2, computes.pairs)
+        self.differentiate = transformable(self.backward, lambda *_: None, self._refuse_second)
         self.forward.register_autograd(self._differentiate, setup_context=self._save)
         self.call = transformable(self.forward, self._save, self._differentiate)
         self.direct = self._direct()
@@ -125,7 +126,7 @@ class Operator:
             found = self.computes.gradients(d_out, d_lse, tuple(inputs), kept, needed)
         else:
             refuse_tangents(self.computes.refuse, d_out, d_lse, *inputs[:3])
-            found = self.backward(d_out, d_lse, *inputs, *kept, needed)
+            found = self.differentiate(d_out, d_lse, *inputs, *kept, needed)
         gradients: list[Any] = [*found[:3], *(None for _ in inputs[3:])]
         for i, total, wanted in zip(self.signature.learned, found[3:], needed, strict=True):
             gradients[i] = total.to(inputs[i].dtype) if wanted else None

@@ -18,8 +18,8 @@ class Launch:
     """`constants` are those of the kernel and of Triton, as keywords. `tiles`: the rows of the tiles in which a
     descriptor reads a tensor, where `tiled` holds (always, if empty). `scalars`: values by name. `buffers`: shapes and
     dtypes of tensors that are allocated first. `counters`: names and numbers of ints that the kernel clears for later
-    ones; `zeroed`: it does not, and gets zeros. `names`: what a parameter takes that has another name. `own`: a kernel of
-    compute capability 9.0; `ragged`: its descriptors are of sequences' rows.
+    ones; `zeroed`: it does not, and gets zeros. `names`: what a parameter takes that has another name. `own`: it is one
+    of compute capability 9.0; `ragged`: its descriptors are of sequences' rows.
     """
 
     kernel: str

@@ -34,9 +34,10 @@ SIZE_LINES = ("B, Hq, Sq, D = q.shape", "Hkv, Sk, Dv = v.shape[1:]")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallView:
     """`keywords` and `docs` are of the public function; `operands` its tensors and params, by the names of the caller,
-    `names` the params' by names that are free of clashes. `accepted`: whether it has an argument `check`. `checks`,
-    `size_checks` and `facts` are lines that refuse what does not fit; `bound` bind the sizes that params bind. `totals` are the params' gradients, which
-    `gradient_lines` bind. `params` are the runtime's values, and `options` what else it is told, as keywords.
+    `names` the params' by names that are free of clashes. `accepted`: whether it has an argument `check`; `checked`:
+    whether that looks at elements. `checks`, `size_checks` and `facts` are lines that refuse what does not fit; `bound`
+    bind the sizes that params bind. `totals` are the params' gradients, which `gradient_lines` bind. `params` are the
+    runtime's values, and `options` what else it is told, as keywords.
     """
 
     keywords: Lines
@@ -44,6 +45,7 @@ class CallView:
     operands: Lines
     names: Lines
     accepted: bool
+    checked: bool
     checks: Lines
     size_checks: Lines
     bound: Lines
@@ -64,7 +66,7 @@ class CallView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallParts:
     """What `call_view` takes beside the plan. `pairs`: whether kernels gather a param's gradient over pairs;
-    `sums_of_none`: whether a param has a gradient where there are no keys; `fetched`: the param of which tiles come with
+    `sums_of_none`: whether a param has a gradient where there are no keys; `fetched`: the param whose tiles come with
     those of keys, or none; `fast`: whether kernels have the constant FAST; `only`: what calls are restricted to."""
 
     params: tuple[ParamView, ...]
@@ -111,10 +113,11 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
         operands=("q", "k", "v", *(p.keyword for p in params)),
         names=tuple(p.name for p in params),
         accepted=facts.accepted,
+        checked=bool(facts.params),
         checks=checks,
         size_checks=sizes,
         bound=(*bound_sizes(plan, params),),
-        facts=facts.lines if facts.params else (),
+        facts=facts.lines,
         gradient_lines=_gradient_lines(plan, params, gradients),
         totals=tuple(g.total for g in gradients),
         pairs=parts.pairs,

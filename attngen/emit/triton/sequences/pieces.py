@@ -53,7 +53,8 @@ _ADDED = ("def _merged(parts):", "    return functools.reduce(torch.add, (out fo
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceFileView:
     """Names and lines of the host's functions. `read`: params that a piece reads. `given`: all params by name, as a
-    dict. `function`: that of pieces with one number for all sequences; `each_lines`: others. `stretches`: where the plan's are, `any` and `all`."""
+    dict. `function`: that of pieces with one number for all sequences; `each_lines`: others. `stretches`: where the
+    plan's are, `any` and `all`."""
 
     name: str
     numbers: Lines
