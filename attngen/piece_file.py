@@ -23,9 +23,9 @@ def written(spec: Attention, plan: KernelPlan, text: str, options: Options, proo
         return targets.emit(plan, text, options, proof)
     from attngen.emit.text.joined import followed, joined
     from attngen.emit.text.long_lines import without_long_lines
-    from attngen.emit.text.prune import without_unused_definitions, without_unused_imports
+    from attngen.emit.text.prune import without_unused_definitions
     from attngen.emit.triton.module import own_part
-    from attngen.emit.triton.placement import one_file
+    from attngen.emit.triton.placement import one_file, tidied
     from attngen.emit.triton.sequences.pieces import endings, pieces_module
 
     own = replace(options, geometry=("dense",))
@@ -46,4 +46,4 @@ def written(spec: Attention, plan: KernelPlan, text: str, options: Options, proo
     source = followed(source, host, "pieces of longer sequences, on the host")
     exported += [f'"{spec.name}{end}"' for end in endings(made, forward=options.forward)]
     source = source.replace("\n\nPRECISION =", f"\n\n__all__ = [{', '.join(exported)}]\n\nPRECISION =", 1)
-    return one_file(without_long_lines(without_unused_imports(without_unused_definitions(source))))
+    return one_file(without_long_lines(tidied(without_unused_definitions(source))))

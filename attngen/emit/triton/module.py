@@ -39,7 +39,7 @@ from attngen.emit.triton.host.header import triton_header
 from attngen.emit.triton.host.passes import BackwardKernels, backward_launches, forward_launches
 from attngen.emit.triton.host.scope import scope_view
 from attngen.emit.triton.host.tables import register_limits, row_lines, share_lines, tile_lines, tile_rows
-from attngen.emit.triton.placement import API, one_file
+from attngen.emit.triton.placement import API, one_file, tidied
 from attngen.emit.triton.portable.backward import backward_view, pair_gradient, with_factors
 from attngen.emit.triton.portable.data_tests import test_view
 from attngen.emit.triton.portable.frame import Frame, frame_of
@@ -83,7 +83,7 @@ def own_part(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     if options.head_dim is not None:
         constants = by_kernel(context["fast"], context["fast_bwd"], context["apart"])
         source = without_dead_branches(source, everywhere(options.head_dim), constants)
-    return without_long_lines(pruned(source))
+    return without_long_lines(tidied(pruned(source)))
 
 
 def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]) -> dict[str, Any]:

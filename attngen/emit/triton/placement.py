@@ -28,6 +28,7 @@ _LINE = (
     "# What follows is attngen's, the same for every specification: of its package {package}, what is called above.\n"
     "# sha256 of what follows: {digest}\n"
 )
+_INDENT = "    "
 _FIRST = "# sha256 of the rest of this file: {digest}\n"
 
 
@@ -131,7 +132,7 @@ def one_file(own: str) -> str:
         pairs = ", ".join(f"{n}={n}_" if n in clash else f"{n}={n}" for n in names)
         made += [
             f"vars({name}).update(",
-            *textwrap.wrap(f"{pairs},", 116, initial_indent="    ", subsequent_indent="    "),
+            *textwrap.wrap(f"{pairs},", 116, initial_indent=_INDENT, subsequent_indent=_INDENT),
             ")",
         ]
     more = [ast.parse("from types import ModuleType").body[0]] if made else []
@@ -196,20 +197,32 @@ def _with_imports(source: str, more: list[ast.stmt], early: str) -> str:
 
 
 def imports(nodes: Iterable[ast.stmt]) -> list[str]:
-    """Import statements as one block: the standard library, then others; modules, then names of modules."""
+    """Import statements as one block: the standard library, then others, then the package beside the file; modules,
+    then names of modules."""
     plain: dict[str, None] = {}
     names: dict[str, set[str]] = {}
     for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names.setdefault(node.module, set()).update(_alias(a) for a in node.names)
+        if isinstance(node, ast.ImportFrom):
+            names.setdefault(f"{'.' * node.level}{node.module}", set()).update(_alias(a) for a in node.names)
         elif isinstance(node, ast.Import):
             plain |= dict.fromkeys(_alias(a) for a in node.names)
     found: list[str] = []
-    for standard in (None, True, False):
-        group = [f"import {x}" for x in sorted(plain) if _standard(x) is standard]
-        group += [f"from {m} import {_listed(names[m])}" for m in sorted(names) if _standard(m) is standard]
-        found += [*([""] if found and group else []), *group]
+    for group in range(4):
+        own = [f"import {x}" for x in sorted(plain) if _group(x) == group]
+        own += [line for m in sorted(names) if _group(m) == group for line in _from(m, _listed(names[m]))]
+        found += [*([""] if found and own else []), *own]
     return found
+
+
+def _from(module: str, names: str) -> list[str]:
+    line = f"from {module} import {names}"
+    if len(line) <= 120:
+        return [line]
+    return [
+        f"from {module} import (",
+        *textwrap.wrap(names, 116, initial_indent=_INDENT, subsequent_indent=_INDENT),
+        ")",
+    ]
 
 
 def _alias(a: ast.alias) -> str:
@@ -220,10 +233,22 @@ def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names, key=lambda n: (not n.isupper(), not n[0].isupper(), n)))
 
 
-def _standard(name: str) -> bool | None:
-    """None for `__future__`."""
+def _group(name: str) -> int:
+    """`__future__`, the standard library, others, and the package beside the file."""
     top = name.split()[0].partition(".")[0]
-    return None if top == "__future__" else top in sys.stdlib_module_names
+    return 0 if top == "__future__" else 1 if top in sys.stdlib_module_names else 2 if top else 3
+
+
+def tidied(own: str) -> str:
+    """An own part, of whose imports only the names stand that it reads."""
+    tree = ast.parse(own)
+    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {"annotations"}
+    nodes = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+    for node in nodes:
+        node.names = [a for a in node.names if (a.asname or a.name).partition(".")[0] in read]
+    lines = own.split("\n")
+    first, last = nodes[0].lineno - 1, nodes[-1].end_lineno or 0
+    return "\n".join((*lines[:first], *imports(n for n in nodes if n.names), *lines[last:]))
 
 
 # ---------------------------------------------------------------- beside each other
@@ -245,4 +270,4 @@ def edited(text: str) -> bool:
     return f"{first}\n" != _FIRST.format(digest=digest(rest))
 
 
-__all__ = ["API", "PACKAGE", "beside", "edited", "imports", "one_file", "sources"]
+__all__ = ["API", "PACKAGE", "beside", "edited", "imports", "one_file", "sources", "tidied"]

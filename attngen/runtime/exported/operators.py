@@ -91,7 +91,9 @@ class Operator:
 
         schema = signature.backward_schema()
         self.backward = torch.library.custom_op(f"{key}_backward", differentiate, mutates_args=(), schema=schema)
-        self.backward.register_fake(lambda d_out, d_lse, *given: computes.empty_gradients(given[: self.n_inputs], given[-1]))
+        self.backward.register_fake(
+            lambda d_out, d_lse, *given: computes.empty_gradients(given[: self.n_inputs], given[-1])
+        )
         self.backward.register_autograd(self._refuse_second)
         count_flops(self.backward, 3, 2, computes.pairs)
         self.differentiate = transformable(self.backward, lambda *_: None, self._refuse_second)
