@@ -68,7 +68,9 @@ def gradients(
     scale = made.sizes["D"] ** -0.5
     given = [int(x) if isinstance(x, bool) else x for x in made.given.values()]  # as the operator takes them
     known = (d_out, d_lse, *qkv, *given, out, *kept, scale, *needed)
-    at = [None for _ in signature(made.module._gradients).parameters][len(known) :]  # where tensors hold scalars: none do
+    at = [None for _ in signature(made.module._gradients).parameters][
+        len(known) :
+    ]  # where tensors hold scalars: none do
     found = made.module._gradients(*known, *at)
     cotangents = (d_out.double().numpy(), d_lse.double().numpy())
     right = reference.gradients(made.kernel.spec, *made.exact, *cotangents, params=made.params)
