@@ -109,10 +109,21 @@ def acquire(ring, turn, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def fetch(desc, ring, stage, box):
-    """Starts the copy of the tile with the coordinates `box` to a place that the producer has acquired."""
+def fetch(desc, ring, stage, batch, head, start):
+    """Starts the copy of a tile to a place that the producer has acquired."""
     mbarrier.expect(ring.ready.index(stage), desc.block_type.nbytes)
-    COPY_IN(desc, box, ring.ready.index(stage), ring.tiles.index(stage))
+    COPY_IN(desc, [batch, head, start, 0], ring.ready.index(stage), ring.tiles.index(stage))
+
+
+@gluon.jit
+def fetch_halves(desc, ring, batch, head, k0, round, HALF: gl.constexpr):
+    """Fetches the keys, or the values, of an item, when those of the previous item are released. Values come after the
+    first queries, because dV of the previous item is stored from their place.
+    """
+    mbarrier.wait(ring.FREE, (round & 1) ^ 1)
+    mbarrier.expect(ring.ready, 2 * desc.block_type.nbytes)
+    for part in gl.static_range(2):
+        COPY_IN(desc, [batch, head, k0 + part * HALF, 0], ring.ready, ring.tiles.index(part))
 
 
 @gluon.jit
