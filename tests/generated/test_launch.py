@@ -79,7 +79,7 @@ def test_a_plain_call_needs_no_operator(
     slope = torch.rand(2)
     expected = kernel(q, k, v, slope=slope, window=8)
     gradients = torch.autograd.grad(
-        module._attention.operator.forward(q, k, v, slope, 8, 0.25)[0].square().sum(), (q, k, v)
+        module._attention.operator.forward(q, k, v, slope, 8, 0.25, False)[0].square().sum(), (q, k, v)
     )
     monkeypatch.setattr(module._attention.operator, "call", refuse)
     monkeypatch.setattr(module._attention.operator, "differentiate", refuse)
