@@ -46,7 +46,11 @@ def is_generated(source: Source) -> bool:
 def read_text(path: str | os.PathLike[str], kind: str = "a spec") -> Source:
     """The text of a file, which should be of this kind. A path that can't be read raises `UsageError`."""
     name = os.fspath(path)
-    data = read_bytes(name, kind)
+    return decoded(read_bytes(name, kind), name)
+
+
+def decoded(data: bytes, name: str) -> Source:
+    """The text of a file's contents. Raises `UsageError` where it is not UTF-8."""
     name = "<stdin>" if name == "-" else name
     try:
         return Source(data.decode("utf-8-sig"), name)

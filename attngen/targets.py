@@ -66,9 +66,9 @@ class Target:
     tiles: Callable[[Source, Attention, Source, Mapping[str, int]], Tiles] | None = None
     """Those of a file that `tune` wrote: of a spec's text, its attention, the file, and the sizes that are meant."""
 
-    def load(self, source: str, name: str) -> ModuleType:
-        """The module of a generated file of this target; `name`: its attention."""
-        return loader.load(source, name, self.prepare)
+    def load(self, source: str, name: str, place: str | None = None) -> ModuleType:
+        """The module of a generated file of this target; `name`: its attention, `place`: the file's path."""
+        return loader.load(source, name, self.prepare, place)
 
 
 # ---------------------------------------------------------------- the rows
