@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from attngen import api, files, terminal
+from attngen import api, files, targets, terminal
 from attngen.cli import made as generated
 from attngen.cli.made import Made
 from attngen.errors import Source, UsageError
@@ -62,7 +62,8 @@ def _asked(made: Made) -> tuple[dict[str, Const], tuple[int, int] | None]:
     own = api.analyse(made.spec)
     usual = dict(own.consts)
     consts = {const: value for const, value in made.said.consts if usual.get(const) != value}
-    return consts, None if made.options.tile == own.tile else made.options.tile
+    tile = own.tile or targets.named(made.options.target).tile()
+    return consts, None if made.options.tile == tile else made.options.tile
 
 
 def _allowed(made: Made, given: list[str]) -> list[str]:

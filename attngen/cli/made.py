@@ -49,7 +49,7 @@ def read(file: Source) -> Made:
         found = said.read(head.options)
         options = checked(found.options, tile=None)
     except ValueError as error:
-        raise unreadable(file.name, f"{error}, in its options") from error
+        raise unreadable(file.name, f"in its options, {error}") from error
     return Made(file=file, head=head, said=found, options=replace(options, tile=found.options.tile))
 
 

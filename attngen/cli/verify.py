@@ -139,6 +139,7 @@ def _verify(subject: _Subject, wanted: str) -> int:
     spec, target, geometries = subject.spec, subject.target, subject.geometries
     device = target.device(wanted)
     statuses: list[int] = []
+    tried: list[Case] = []
     for geometry in geometries:
         label = spec.name if geometry == "dense" else f"{spec.name}, {geometry}"
         try:
@@ -152,11 +153,12 @@ def _verify(subject: _Subject, wanted: str) -> int:
             continue
         if geometry in ("lengths", "packed") and not subject.options.forward:
             _say_unlearned(subject.plan, geometry)
-        for name, value in comparison.beyond(spec, cases):
-            terminal.note(f"no sequence here is as long as `{name}` = {value}: {subject.elsewhere.format(name)}")
+        tried += cases
         statuses.append(_report(f"{label} on {_device_name(device, target)}", results))
     if not statuses:
         raise UsageError(f"{spec.name}: every geometry asked for refuses it")
+    for name, value in comparison.beyond(spec, tried):
+        terminal.note(f"no sequence here is as long as `{name}` = {value}: {subject.elsewhere.format(name)}")
     return max(statuses)
 
 

@@ -102,7 +102,7 @@ def read(text: str) -> Said:
         elif (name == "forward") != bool(equals) and name in _OPTIONS:
             found[name] = value
         else:
-            raise ValueError(f"`{word}` is no option")
+            raise ValueError(f"{word!r} is no option")
     if "target" not in found:
         raise ValueError("target=… is missing")
     options = Options(
@@ -134,7 +134,7 @@ def _pair(name: str, value: str | None, between: str) -> Pair | None:
         return None
     found = re.fullmatch(rf"(\d{{1,4}}){between}(\d{{1,4}})", value)
     if found is None:
-        raise ValueError(f"`{name}={value}` has no two numbers")
+        raise ValueError(f"'{name}={value}' has no two numbers")
     return int(found[1]), int(found[2])
 
 
@@ -155,7 +155,7 @@ def _tuned(word: str, value: str) -> Tuned | TunedGpu:
             case _:
                 raise ValueError(f"there are no tiles of {where}")
     except ValueError as error:
-        raise ValueError(f"`{word}` are no tiles: {error}") from error
+        raise ValueError(f"{word!r} are no tiles: {error}") from error
 
 
 def _tuned_tpu(chip: str, itemsize: int, parts: list[str]) -> Tuned:
