@@ -18,6 +18,8 @@ from attngen.errors import Source, UsageError
 from attngen.kernel import Kernel
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from attngen.emit import Options
     from attngen.emit.said import Said
     from attngen.emit.text.header import Head
@@ -119,14 +121,14 @@ class FileKernel(Kernel):
 
     place: str = ""
 
-    def _loaded(self, source: str, ending: str) -> Callable[..., Any]:
+    def _module(self, source: str) -> ModuleType:
         path = os.path.abspath(self.place) if os.path.exists(self.place) else None
-        module = targets.named(self.target).load(source, self.name, path)
-        vars(module).update(_Refusal=UsageError, _CALLER=7)
-        function = getattr(module, f"{self.name}{ending}", None)
-        if not callable(function):
+        return targets.named(self.target).load(source, self.name, path)
+
+    def _loaded(self, source: str, ending: str) -> Callable[..., Any]:
+        if not callable(getattr(self._module(source), f"{self.name}{ending}", None)):
             raise UsageError(f"{self.place} has no function `{self.name}{ending}`, and its head says that it has")
-        return function
+        return super()._loaded(source, ending)
 
     def partial(self, *operands: Any, **arguments: Any) -> Any:
         return self._loaded(self.source, "_partial")(*operands, **arguments)
