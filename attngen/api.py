@@ -186,7 +186,7 @@ def build(
     `effort`: see `Budget`.
     With `fork` a copy of this process writes the file while this one proves, in the hope that all will be proved.
     """
-    from attngen.piece_file import with_pieces
+    from attngen.piece_file import written
     from attngen.prove.budget.work import Budget
     from attngen.prove.verdict import ALL_PROVED
 
@@ -194,15 +194,15 @@ def build(
     spec, planned = checked_plan(source, consts, options.target, options.tile)
 
     def written_out(emitted: KernelPlan, proved: tuple[str, ...]) -> str:
-        return with_pieces(targets.emit(emitted, source.text, options, proved), spec, emitted, source.text, options)
+        return written(spec, emitted, source.text, options, proved)
 
     def hoped_for() -> str:
         return written_out(planned, ALL_PROVED)
 
-    with forked.begun(hoped_for) if fork else nullcontext(lambda: None) as written:
+    with forked.begun(hoped_for) if fork else nullcontext(lambda: None) as hoped:
         proof, emitted = prove(spec, planned, Budget(effort))
         proof = _accepted(spec, replace(proof, allowed=allowed), source, strict)
-        text = written() if emitted is planned and proof.summary() == ALL_PROVED else None
+        text = hoped() if emitted is planned and proof.summary() == ALL_PROVED else None
     if text is None:
         text = written_out(emitted, proof.summary())
     return Kernel(

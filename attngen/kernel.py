@@ -151,19 +151,19 @@ class Kernel:
 
     def _loaded(self, source: str, ending: str) -> Callable[..., Any]:
         module = self._module(source)
-        vars(module).update(_Refusal=UsageError, _CALLER=7)
+        attention = getattr(module, "_attention", None)
+        if attention is None:
+            vars(module).update(_Refusal=UsageError, _CALLER=7)
+        else:
+            attention.refusal, attention.caller = UsageError, 7
         return getattr(module, f"{self.name}{ending}")
 
     def with_results(self, out: Any, lse: Any) -> AbstractContextManager[None]:
         """A context in which this kernel's calls return these results and compute nothing: for their gradients."""
-        from attngen.plan.score.weights import Form
-        from attngen.runtime.results import Results, known
-
         packed = lse.ndim == 2
         (self._load_varlen if packed else self._load)()
-        w = self.plan.weights
-        results = Results(out, lse, saves_den=w.sums and w.form is Form.DIRECT)
-        return known(self._varlen if packed else self._function, results)
+        function = self._varlen if packed else self._function
+        return function.__globals__["_attention"].finished(out, lse)
 
     def with_geometry(self, kind: str) -> str:
         """The source of a file that has this geometry, too: this kernel's own where it does."""

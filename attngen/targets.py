@@ -231,8 +231,12 @@ def emit(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] =
     """
     if options.tile not in (None, plan.attention.tile):
         raise InternalError(f"the plan was made for the tile {plan.attention.tile}, not for {options.tile}")
-    proof = (*proof, *(f"needs {need.text}" for need in plan.needs))
-    return named(options.target).emit(plan, text, options, proof)
+    return named(options.target).emit(plan, text, options, said_of(plan, proof))
+
+
+def said_of(plan: KernelPlan, proof: tuple[str, ...]) -> tuple[str, ...]:
+    """What a file's head says of its plan: what is proved, and what it needs."""
+    return (*proof, *(f"needs {need.text}" for need in plan.needs))
 
 
 def listed(targets: Collection[Target], joint: str = "or") -> str:

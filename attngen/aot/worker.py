@@ -89,7 +89,7 @@ def call_once(module: Any, request: Request, call: Call | None = None, *, learne
     Calls the operator below the public function, which would hand bfloat16 on a CPU to the interpreter as float32.
     """
     out, lse, leaves = forward(module, request, call or request.calls[0], learned=learned)
-    if hasattr(module, "_backward"):  # else the file was made with --forward
+    if module._attention.operator.backward is not None:  # else the file was made with --forward
         torch.autograd.grad((out, lse), leaves, (torch.zeros_like(out), torch.zeros_like(lse)), allow_unused=True)
 
 
@@ -119,7 +119,7 @@ def sequences(module: Any, request: Request, call: Call, *, packed: bool) -> Non
     seed = [torch.zeros((), dtype=torch.int64)] if request.seeded else []
     ends = torch.zeros(size["B"] + 1, dtype=torch.int32)
     bounds = {f"{side}_{end}": x for side in "qk" for end, x in (("start", ends[:-1]), ("stop", ends[1:]))}
-    out, *_ = module._sequences(q, k, v, *params, size["D"] ** -0.5, *seed, **bounds, packed=packed)
+    out, *_ = called(module._sequences.operator, q, k, v, *params, size["D"] ** -0.5, *seed, **bounds, packed=packed)
     if out.requires_grad:
         gradients(out, [q, k, v])
 
@@ -140,9 +140,15 @@ def forward(module: Any, request: Request, call: Call, *, learned: bool = True) 
     q, k, v = zeros("Hq", "Sq", "D"), zeros("Hkv", "Sk", "D"), zeros("Hkv", "Sk", "Dv")
     params = [_argument(storage, value, learned=learned) for storage, value in call.params]
     seed = [torch.zeros((), dtype=torch.int64)] if request.seeded else []
-    out, lse, *_ = module._forward(q, k, v, *params, size["D"] ** -0.5, *seed)
+    out, lse, *_ = called(module._attention.operator, q, k, v, *params, size["D"] ** -0.5, *seed)
     leaves = [x for x in (q, k, v, *params) if isinstance(x, torch.Tensor) and x.requires_grad]
     return out, lse, leaves
+
+
+def called(operator: Any, *given: Any, **named: Any) -> Any:
+    """The forward operator. What is not given, of its last inputs, are tensors that are None, and flags."""
+    rest = operator.signature.inputs[len(given) :]
+    return operator.forward(*given, *(named.get(name, None if kind == "Tensor?" else False) for name, kind in rest))
 
 
 def _argument(storage: Storage, value: Any, *, learned: bool) -> Any:
@@ -229,10 +235,10 @@ def module_for(request: Request) -> Any:
     """The generated module; what it launches in this process from now on is compiled for the chip that is named."""
     triton.runtime.driver.set_active(NamedChip(request.target))
     module: Any = execute(request.source, request.name)
-    module._CHIPS[torch.device("cpu")] = request.arch
-    module._compiled = _one_at_a_time
-    if hasattr(module, "_MULTIPROCESSORS"):
-        module._MULTIPROCESSORS[torch.device("cpu")] = 132
+    module.CHIPS[torch.device("cpu")] = request.arch
+    module.compiled_together = _one_at_a_time
+    if hasattr(module, "MULTIPROCESSORS"):
+        module.MULTIPROCESSORS[torch.device("cpu")] = 132
     return module
 
 
@@ -243,7 +249,8 @@ def main() -> None:
     knobs.compilation.front_end_debugging = True  # else the cause of a failure is left out of its message
     module = module_for(request)
     launches = recorded_launches(lambda: call_once(module, request))
-    own = [getattr(module, name) for name in ("HOPPER", "HOPPER_BACKWARD", "HOPPER_APART") if hasattr(module, name)]
+    texts = [getattr(module, name) for name in ("HOPPER", "HOPPER_BACKWARD", "HOPPER_APART") if hasattr(module, name)]
+    own = [module.rows_by_dims(text) for text in texts]
     if own:  # params that want a gradient may have taken the portable kernels
         launches += recorded_launches(lambda: call_once(module, request, learned=False))
         if request.grouped is not None:
@@ -251,9 +258,9 @@ def main() -> None:
         launches += of_sequences(module, request)
         for table in own:  # what the chip's own kernels stand in for, too
             table.clear()
-        module._READY.clear()
-        if hasattr(module, "_LAID_OUT"):
-            module._LAID_OUT.clear()
+        module._attention.ready.clear()
+        if hasattr(module, "_sequences"):
+            module._sequences.laid_out.clear()
         launches += recorded_launches(lambda: call_once(module, request))
     for call in request.calls[1:]:
         launches += recorded_launches(partial(forward, module, request, call))

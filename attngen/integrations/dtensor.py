@@ -36,11 +36,11 @@ def register(kernel: Kernel) -> None:
 
     if not targets.named(kernel.target).operators:
         raise UsageError(f"{kernel.name}: DTensors are taken by kernels for target triton, not for {kernel.target}")
-    module = sys.modules[kernel.function.__module__]
-    ways = {"_forward": _forward_strategy, "_backward": _backward_strategy}
-    for name, way in ways.items():
-        if hasattr(module, name):  # a file for inference has no backward pass
-            operator = getattr(module, name)._opoverload
+    module: Any = sys.modules[kernel.function.__module__]
+    own = module._attention.operator
+    for made, way in ((own.forward, _forward_strategy), (own.backward, _backward_strategy)):
+        if made is not None:  # a file for inference has no backward pass
+            operator = made._opoverload
             register_sharding(operator)(partial(_strategy, way, kernel, operator))
 
 

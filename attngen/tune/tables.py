@@ -23,7 +23,13 @@ TABLES = ("TILES", "HOPPER", "HOPPER_BACKWARD", "HOPPER_APART")
 
 def own_tiles(module: ModuleType, row: tuple[str, int, int]) -> dict[str, Tile]:
     tables: Any = module
-    return {name: Tile(*tile) for name, tile in zip(KERNELS, tables.TILES[row], strict=True)}
+    return {name: Tile(*tile) for name, tile in zip(KERNELS, tables.tiles_by_chip(tables.TILES)[row], strict=True)}
+
+
+def tables_of(module: Any) -> dict[str, Any]:
+    """By name, as calls read them."""
+    texts = {name: getattr(module, name) for name in TABLES if hasattr(module, name)}
+    return {name: (module.tiles_by_chip if name == "TILES" else module.rows_by_dims)(x) for name, x in texts.items()}
 
 
 @contextmanager
@@ -31,21 +37,22 @@ def holding(
     module: ModuleType, row: tuple[str, int, int], rows: Rows, kernel: str, setting: Setting
 ) -> Generator[None]:
     """`row` is that of `TILES`: chip, bytes of an element, head dim rounded up."""
-    tables: dict[str, dict[Any, Any]] = {name: getattr(module, name) for name in TABLES if hasattr(module, name)}
-    before = {name: dict(table) for name, table in tables.items()}
     known: Any = module
+    tables = tables_of(module)
+    before = {name: dict(table) for name, table in tables.items()}
     try:
-        known._READY.clear()
+        known._attention.ready.clear()
         for name, changed in _changed(own_tiles(module, row), row, rows, kernel, setting).items():
             if name in tables:
+                cells = {key: x if name == "TILES" else tables[name].row(*x) for key, x in changed.items()}
                 tables[name].clear()
-                tables[name].update({**before[name], **changed} if changed else {})
+                tables[name].update({**before[name], **cells} if changed else {})
         yield
     finally:
         for name, table in tables.items():
             table.clear()
             table.update(before[name])
-        known._READY.clear()
+        known._attention.ready.clear()
 
 
 def _changed(
@@ -60,9 +67,9 @@ def _changed(
             portable: dict[str, dict[Any, Any]] = {"HOPPER": {}} if kernel == "forward" else {}
             return {"TILES": {row: tuple(tuple(tiles[name]) for name in KERNELS)}, **portable}
         case Skeleton():
-            return {"HOPPER": {rows.dims: setting.row}}
+            return {"HOPPER": {rows.dims: (setting.row,)}}
         case BackwardSkeleton():
-            return {"HOPPER_BACKWARD": {rows.dims: setting.row}}
+            return {"HOPPER_BACKWARD": {rows.dims: (setting.row,)}}
         case DkdvSkeleton():
             return {"HOPPER_APART": {rows.dims: replace(_apart(rows), dkdv=setting).row}}
         case DqSkeleton():

@@ -86,7 +86,7 @@ def test_operator_registrations(kernel: attngen.Kernel) -> None:
     q, k, v = qkv()
     module = sys.modules[kernel.function.__module__]
     arguments = (q, k, v, torch.rand(2, requires_grad=True), torch.tensor(3.0), 8, 0.25)
-    torch.library.opcheck(module._forward, arguments, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(module._attention.operator.forward, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_a_scale_of_any_sign(kernel: attngen.Kernel) -> None:

@@ -70,6 +70,23 @@ class Case:
     def draw(self, heads: str, length: str, dim: str) -> torch.Tensor:
         return drawn(self.generator, self.sizes, heads, length, dim, self.q.dtype)
 
+    def differentiated(
+        self,
+        d_out: torch.Tensor,
+        d_lse: torch.Tensor | None,
+        kept: Sequence[torch.Tensor],
+        needed: Sequence[bool] = (),
+        scale: float | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """The gradients of q, k, v, and of params that are `needed`. `kept`: out, lse, and what else the forward pass
+        keeps."""
+        attention = self.module._attention
+        given = [int(x) if isinstance(x, bool) else x for x in self.given.values()]  # as the operator takes them
+        inputs = [self.q, self.k, self.v, *given, self.sizes["D"] ** -0.5 if scale is None else scale]
+        rest = attention.operator.signature.inputs[len(inputs) :]  # where tensors hold scalars: none do
+        inputs += [False if kind == "bool" else None for _, kind in rest]
+        return attention.gradients(d_out, d_lse, tuple(inputs), tuple(kept), [*needed])
+
     def truth(self) -> reference.Result:
         return reference.evaluate(self.kernel.spec, *self.exact, params=self.params)
 

@@ -1,6 +1,7 @@
 """The kernels of compute capability 9.0 in Gluon, executed in NumPy: each partition of warps is a thread.
 
-Takes a generated module, gives it kernels that run here, so that its own launcher can call them on tensors of the CPU.
+Takes a generated module, gives it kernels that run here, so that its own launcher can call them on tensors of the CPU;
+and what they call of the runtime.
 What is freed too early or waited for too little is a `FaultError` (`chip`); so is a place outside a tensor (`numbers`),
 a deadlock (`schedule`), and a race of programs on global memory (`races`). Layouts and registers are left to the
 compiler (`tests/aot`).
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from attngen.plan.tiles.hopper import SLACK
 from hopper_model.chip import (
     Barriers,
     Copies,
@@ -228,7 +228,7 @@ def unpacked(pairs: Tile, dtype: Any, _: object) -> Tile:
 
 
 def lagging_weights(
-    x: Tile, reference: Tile, factor: Any, dtype: Any, slope: Any = None, ahead: Tile | None = None
+    x: Tile, reference: Tile, factor: Any, dtype: Any, slack: int, slope: Any = None, ahead: Tile | None = None
 ) -> tuple[Tile, ...]:
     """As the PTX does it, which `test_weights_ptx` takes at its word. With a slope, references are logits."""
     f, was = np.float32(plain(factor)), reference.values[:, :1]
@@ -241,13 +241,19 @@ def lagging_weights(
         return weights, weights.reshape(len(weights), -1, 4, 2).sum((1, 3))
 
     with np.errstate(all="ignore"):
-        moves = ~(made(was)[1] <= 2.0**SLACK).all(1, keepdims=True)
+        moves = ~(made(was)[1] <= 2.0**slack).all(1, keepdims=True)
         becomes = np.where(moves, np.fmax(np.fmax.reduce(scores, 1, keepdims=True), was), was)
         shift = np.where(becomes == -np.inf, np.float32(0.0), becomes)
         before = np.where(moves, np.exp2((was - shift) * unit), np.float32(1.0))
         weights, sums = made(shift)
         four = np.ones((1, 4), np.float32)
         return packed(Tile(weights), dtype), Tile(sums), Tile(becomes * four), Tile(before * four)
+
+
+def rising_weights(
+    x: Tile, reference: Tile, factor: Any, dtype: Any, rise: Any, ahead: Tile, slack: int
+) -> tuple[Tile, ...]:
+    return lagging_weights(x, reference, factor, dtype, slack, rise, ahead)
 
 
 def _rising(slope: Any, ahead: Tile, shift: np.ndarray | float) -> np.ndarray:
@@ -300,24 +306,25 @@ def meet(number: Any, threads: int, warps: int) -> None:
 
 
 ASSEMBLY: dict[str, Callable[..., Any]] = {
-    "_opaque": lambda x: x,
-    "_int_at": lambda place: place.load() if isinstance(place, Pointer) else place,
-    "_pin_order": lambda n_steps: None,
-    "_lagging_weights": lagging_weights,
-    "_rescaled": lambda acc, rescale: acc * rescale[:, :1],
-    "_barrier_arrive": arrive,
-    "_barrier_sync": meet,
-    "_await_turn": await_turn,
-    "_pass_turn": pass_turn,
-    "_packed": packed,
-    "_unpacked": unpacked,
-    "_unpacked_wide": lambda pairs, dtype, layout: unpacked(pairs, dtype, layout).to(np.float32),
-    "_load_pairs": lambda start, least, most, offsets, FAST: (start + offsets).load(),
-    "_tanh": lambda x, FAST: Tile(np.tanh(x.values)),
-    "_log": lambda x, FAST: Tile(np.log(x.values)),
-    "_log2": lambda x, FAST: Tile(np.log2(x.values)),
+    "opaque": lambda x: x,
+    "int_at": lambda place: place.load() if isinstance(place, Pointer) else place,
+    "pin_order": lambda n_steps: None,
+    "lagging_weights": lagging_weights,
+    "rising_weights": rising_weights,
+    "rescaled": lambda acc, rescale: acc * rescale[:, :1],
+    "barrier_arrive": arrive,
+    "barrier_sync": meet,
+    "await_turn": await_turn,
+    "pass_turn": pass_turn,
+    "packed": packed,
+    "unpacked": unpacked,
+    "unpacked_wide": lambda pairs, dtype, layout: unpacked(pairs, dtype, layout).to(np.float32),
+    "load_pairs": lambda start, least, most, offsets, FAST: (start + offsets).load(),
+    "tanh": lambda x, FAST: Tile(np.tanh(x.values)),
+    "log": lambda x, FAST: Tile(np.log(x.values)),
+    "log2": lambda x, FAST: Tile(np.log2(x.values)),
 }
-"""Functions that are assembly, or change the bits' type."""
+"""Functions of the runtime that are assembly, or change the bits' type."""
 
 
 # ---------------------------------------------------------------- a module
@@ -364,9 +371,9 @@ def install(module: ModuleType, schedule: Schedule = USUAL) -> list[str]:
     names: dict[str, Any] = dict(vars(module))
     names.update(tl=Language, gl=Language, mbarrier=MBarrier, tma=Copies, fence_async_shared=fence_async_shared)
     names.update(warpgroup_mma=warpgroup_mma, warpgroup_mma_init=warpgroup_mma_init)
-    names.update(warpgroup_mma_wait=warpgroup_mma_wait, _BARRIER=Language.thread_barrier)
-    names.update(_REINTERPRET=Shared._reinterpret, _COPY_IN=Copies.async_copy_global_to_shared)
-    names.update(_COPY_OUT=Copies.async_copy_shared_to_global)
+    names.update(warpgroup_mma_wait=warpgroup_mma_wait, BARRIER=Language.thread_barrier)
+    names.update(REINTERPRET=Shared._reinterpret, COPY_IN=Copies.async_copy_global_to_shared)
+    names.update(COPY_OUT=Copies.async_copy_shared_to_global)
     jitted = {name: x for name, x in vars(module).items() if isinstance(x, JITFunction | InterpretedFunction)}
     for name, x in vars(module).items():
         if isinstance(x, tl.constexpr):
@@ -375,10 +382,15 @@ def install(module: ModuleType, schedule: Schedule = USUAL) -> list[str]:
         names[name] = ASSEMBLY.get(name) or FunctionType(x.fn.__code__, names, name, x.fn.__defaults__)
         if name.endswith("_kernel"):
             setattr(module, name, Kernel(name, names[name], list(x.arg_names), launched, schedule))
+    ours = {id(x): names[name] for name, x in vars(module).items()}
+    for called in ("rows", "sm90"):
+        members = vars(getattr(module, called)).items()
+        names[called] = SimpleNamespace(**{name: ours[id(x)] for name, x in members if not name.startswith("__")})
     changed: Any = module
     changed.HopperDescriptor = Descriptor
-    changed._CHIPS[torch.device("cpu")] = "sm_90"
-    changed._queue = lambda values: values.update(queue=torch.zeros(4, dtype=torch.int32))  # the stock is of a stream's
-    if hasattr(module, "_MULTIPROCESSORS"):
-        changed._MULTIPROCESSORS[torch.device("cpu")] = schedule.multiprocessors
+    changed.CHIPS[torch.device("cpu")] = "sm_90"
+    # The stock of counters is of a stream's.
+    changed.host.add_queue = lambda values: values.update(queue=torch.zeros(4, dtype=torch.int32))
+    if hasattr(module, "MULTIPROCESSORS"):
+        changed.MULTIPROCESSORS[torch.device("cpu")] = schedule.multiprocessors
     return launched

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,19 +56,13 @@ def gradients(
     lse = torch.from_numpy(forward.lse).float()
     d_lse = torch.where(torch.isfinite(lse), torch.randn(lse.shape, generator=made.generator), 0.0)
     out = torch.from_numpy(forward.out).to(dtype)
-    kept = (lse,)
+    kept = (out, lse)
     plan = made.kernel.plan
     if plan.weights.sums and plan.gradients:
         rest = (torch.from_numpy(forward.out) - out.double()).to(dtype) if learned else out.new_empty(0)
-        kept = (lse, rest)
+        kept = (out, lse, rest)
     names = list(dict.fromkeys(g.param for g in plan.gradients))
-    needed = ([learned] * len(names),) if names else ()
-    qkv = (made.q, made.k, made.v)
-    scale = made.sizes["D"] ** -0.5
-    given = [int(x) if isinstance(x, bool) else x for x in made.given.values()]  # as the operator takes them
-    known = (d_out, d_lse, *qkv, *given, out, *kept, scale, *needed)
-    at = [None for _ in signature(made.module._gradients).parameters][len(known) :]  # where tensors hold scalars: none do
-    found = made.module._gradients(*known, *at)
+    found = made.differentiated(d_out, d_lse, kept, [learned] * len(names))
     cotangents = (d_out.double().numpy(), d_lse.double().numpy())
     right = reference.gradients(made.kernel.spec, *made.exact, *cotangents, params=made.params)
     expected = {"q": right.q, "k": right.k, "v": right.v, **({n: right.params[n] for n in names} if learned else {})}
@@ -77,7 +70,7 @@ def gradients(
     return errors, made.launched
 
 
-WHOLE = ("span = _span(group, heads, wanted)", "span = group")
+WHOLE = ("span = host.equal_share(group, heads, wanted)", "span = group")
 """Items that walk all query heads that share keys, however few there are."""
 
 
@@ -135,7 +128,7 @@ def test_examples_by_one_kernel_at_head_dim_64(name: str) -> None:
 def test_three_parts_add_up_to_a_number() -> None:
     """To its last bit, though each has eight."""
     made = case(text_of("causal"), (128, 128), (1, 1, 1, 8, 8), torch.bfloat16)
-    three = made.module._rows_kernel.function.__globals__["_three_parts"]
+    three = made.module._rows_kernel.function.__globals__["three_parts"]
     drawn = np.random.default_rng(0)
     x = (drawn.standard_normal(10_000) * 2.0 ** drawn.integers(-40, 40, 10_000)).astype(np.float32)
     parts = [part.values.astype(np.float64) for part in three(Tile(x))]

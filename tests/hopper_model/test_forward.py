@@ -104,7 +104,7 @@ def test_tiles_of_pairs(name: str, keys: int) -> None:
         PAIRS[name], {"a head's": (128, 128), "everybody's": (32, 16)}.get(name, (64, 64)), sizes, torch.float16
     )
     out, lse = getattr(made.module, made.kernel.name)(made.q, made.k, made.v, return_lse=True, **made.given)
-    (known,) = made.module._READY.values()
+    (known,) = made.module._attention.ready.values()
     ((*_, launch),) = known.forward.values()
     assert launch.options["FETCHES"] == (keys == 336) and made.launched == ["_hopper_forward_kernel"]
     right = made.truth()
@@ -134,7 +134,7 @@ def test_shapes(dims: tuple[int, int], sizes: tuple[int, int, int, int, int]) ->
 STEEP = 8.0
 """So that maxima rise by more than the reference lags behind, again and again."""
 UNSCALED: dict[str, Change] = {
-    "acc": ("acc = _rescaled(acc, rescale)", "acc = acc"),
+    "acc": ("acc = sm90.rescaled(acc, rescale)", "acc = acc"),
     "the sum": ("row_sum = row_sum * rescale + sums", "row_sum = row_sum + sums"),
 }
 
@@ -249,18 +249,18 @@ def test_a_wrong_list_is_seen(what: str) -> None:
 
 SCORES = "qk = warpgroup_mma_wait(1, deps=(qk_token,))\n"
 VALUES_THERE = "        mbarrier.wait(v_ring.ready.index(v_stage), v_phase)\n"
-KEYS_GIVEN_BACK = "        _barrier_arrive(k_ring.FREE + stage, config.SHARE, 4)\n"
-VALUES_GIVEN_BACK = "        _barrier_arrive(v_ring.FREE + v_stage, config.SHARE, 4)\n"
-HOLD_BACK = "        _pin_order(n_steps)\n"
+KEYS_GIVEN_BACK = "        sm90.barrier_arrive(k_ring.FREE + stage, config.SHARE, 4)\n"
+VALUES_GIVEN_BACK = "        sm90.barrier_arrive(v_ring.FREE + v_stage, config.SHARE, 4)\n"
+HOLD_BACK = "        sm90.pin_order(n_steps)\n"
 QUERIES_THERE = "        mbarrier.wait(q_ring.ready.index(PART), round & 1)\n"
-QUERIES_GIVEN_BACK = "_barrier_arrive(q_ring.FREE + PART, 160, 4)\n"
-TURN = "if config.ORDERED:\n            _barrier_sync(config.ORDER + PART, 256, 4)\n"
-NEXT_TURN = "if config.ORDERED:\n            _barrier_arrive(config.ORDER + (PART + 1) % config.PARTS, 256, 4)\n"
+QUERIES_GIVEN_BACK = "sm90.barrier_arrive(q_ring.FREE + PART, 160, 4)\n"
+TURN = "if config.ORDERED:\n            sm90.barrier_sync(config.ORDER + PART, 256, 4)\n"
+NEXT_TURN = "if config.ORDERED:\n            sm90.barrier_arrive(config.ORDER + (PART + 1) % config.PARTS, 256, 4)\n"
 TURN_PASSED = (
-    "if config.ORDERED:\n        _barrier_sync(config.ORDER + PART, 256, 4)\n"
-    "        _barrier_arrive(config.ORDER + (PART + 1) % config.PARTS, 256, 4)\n"
+    "if config.ORDERED:\n        barrier_sync(config.ORDER + PART, 256, 4)\n"
+    "        barrier_arrive(config.ORDER + (PART + 1) % config.PARTS, 256, 4)\n"
 )
-FIRST_TURN = "    if config.ORDERED and PART == config.PARTS - 1:\n        _barrier_arrive(config.ORDER, 256, 4)\n"
+FIRST_TURN = "    if config.ORDERED and PART == config.PARTS - 1:\n        sm90.barrier_arrive(config.ORDER, 256, 4)\n"
 FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
     "keys are given back under the product": (
         128,
@@ -285,7 +285,7 @@ FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
         128,
         (
             (
-                f"  # the next queries come during the last product\n        {QUERIES_GIVEN_BACK}",
+                f"  # the next queries arrive during the last product\n        {QUERIES_GIVEN_BACK}",
                 "\n        pass\n",
             ),
             (QUERIES_THERE + "        q = ", f"{QUERIES_THERE}        {QUERIES_GIVEN_BACK}        q = "),
@@ -311,7 +311,7 @@ FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
     "a result goes where the next item's does": (128, (("(round - 1 & 1)", "(round & 1)"),)),
     "the next item is told before the last was read": (
         128,
-        (("if round > 0:\n                        _barrier_sync(q_ring.FREE + part, 160, 1)\n", "pass\n"),),
+        (("if round > 0:\n                        sm90.barrier_sync(q_ring.FREE + part, 160, 1)\n", "pass\n"),),
     ),
     "nobody has the first turn": (64, ((FIRST_TURN, ""),)),
     "a warpgroup does not wait for its turn": (
@@ -323,13 +323,13 @@ FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
     "who lets a tile go by takes no turn": (64, ((f"    {TURN_PASSED}", ""),)),
     "nobody takes the last turn": (
         64,
-        (("    if config.ORDERED and PART == 0:\n        _barrier_sync(config.ORDER, 256, 4)\n", ""),),
+        (("    if config.ORDERED and PART == 0:\n        sm90.barrier_sync(config.ORDER, 256, 4)\n", ""),),
     ),
 }
 """Head dim, and what is changed."""
 
 LET_GO = (
-    "    mbarrier.wait(v_ring.ready.index(stage), phase)\n    _barrier_arrive(v_ring.FREE + stage, config.SHARE, 4)\n\n"
+    "    mbarrier.wait(v_ring.ready.index(stage), phase)\n    barrier_arrive(v_ring.FREE + stage, config.SHARE, 4)\n\n"
 )
 LISTED_FAULTS: dict[str, Change] = {
     "a tile is let go before it is there": (LET_GO, LET_GO.split("\n", 1)[1]),

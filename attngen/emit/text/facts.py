@@ -27,12 +27,15 @@ class FactsView:
 class Target:
     """How a target says it: `expression` prints one, `element` gives a tensor's values in a type to compute in.
     `heads`: the shape of batches and heads. `sequence`: the variable that says whose elements are looked at, where they
-    are not those of every sequence; messages then begin with it."""
+    are not those of every sequence; messages then begin with it. `refuse` and `broken`: the functions that raise an
+    error, and that find the first place where a fact does not hold."""
 
     expression: Callable[[Expr, Mapping[str, str]], str]
     element: Callable[[str, Storage], str]
     heads: str
     sequence: str | None = None
+    refuse: str = "_refuse"
+    broken: str = "_broken"
 
     @property
     def subject(self) -> str:
@@ -68,9 +71,9 @@ def facts_view(
             place = f"{view.keyword}[{{', '.join(map(str, {at}))}}]"
             broken = f"{target.subject}{place} is {{{elements}[at].item()}}"
             lines += [
-                f"at = _broken({target.expression(param.where, own)}, {elements}.shape)",
+                f"at = {target.broken}({target.expression(param.where, own)}, {elements}.shape)",
                 "if at is not None:",
-                f'    _refuse(f"{broken}, and must satisfy {printing.expression(param.where)}")',
+                f'    {target.refuse}(f"{broken}, and must satisfy {printing.expression(param.where)}")',
             ]
     for fact in attention.assumes:
         if any(isinstance(n, Load) for n in nodes(fact)):
@@ -81,11 +84,11 @@ def facts_view(
             message = f"{target.subject}the specification assumes {printing.expression(fact)}"
             at_heads = reads(fact, "b", "h", "hkv")
             lines += [
-                f"at = _broken({target.expression(fact, names)}, {target.heads})",
+                f"at = {target.broken}({target.expression(fact, names)}, {target.heads})",
                 "if at is not None:",
-                f'    _refuse(f"{message}; not so at {place}")'
+                f'    {target.refuse}(f"{message}; not so at {place}")'
                 if at_heads
-                else f'    _refuse("{message}; it does not hold")',
+                else f'    {target.refuse}("{message}; it does not hold")',
             ]
     if any(p.name == "check" for p in attention.params):
         return FactsView((), (), accepted=False)

@@ -9,11 +9,11 @@ from attngen.ir.nodes import Expr
 from attngen.plan.mask.loops import Assigned, Ordered, Rounded, Step
 
 
-def by_helper(step: Ordered) -> str:
+def by_helper(step: Ordered, helper: str = "_sorted_runs") -> str:
     """Two runs in order, where the target has a helper for it."""
     a, b = step.first, step.second
     names = f"{a.start}, {a.stop}, {b.start}, {b.stop}"
-    return f"{names} = _sorted_runs({names})"
+    return f"{names} = {helper}({names})"
 
 
 def step_lines(

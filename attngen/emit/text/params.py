@@ -62,7 +62,7 @@ class ParamView:
         """Bind a scalar that a kernel does not get by value, or perhaps does not."""
         if self.rank or not (self.by_pointer or self.either):
             return ()
-        return (f"{self.name} = {'_int_at' if self.either else 'tl.load'}({self.name}_ptr)",)
+        return (f"{self.name} = {'rows.int_at' if self.either else 'tl.load'}({self.name}_ptr)",)
 
     @property
     def annotation(self) -> str:

@@ -157,4 +157,7 @@ def _binds_unread(statement: ast.stmt, reads: Counter[str]) -> bool:
             pass
         case _:
             return False
+    if isinstance(target, ast.Tuple) and isinstance(statement, ast.Assign):  # of something that nothing computes
+        computed = any(isinstance(n, ast.Call) for n in ast.walk(statement.value))
+        return not computed and not any(reads[n.id] for n in ast.walk(target) if isinstance(n, ast.Name))
     return isinstance(target, ast.Name) and not reads[target.id]

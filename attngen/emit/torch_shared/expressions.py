@@ -47,7 +47,8 @@ def python(e: Expr, names: Mapping[str, str]) -> str:
 
 
 def torch(e: Expr, names: Mapping[str, str]) -> str:
-    """`e` over broadcasting torch tensors; literals that stand alone become tensors by `names["like"]`."""
+    """`e` over broadcasting torch tensors; literals that stand alone become tensors by `names["like"]`, and
+    `names["element"]` reads an element, `_element` if there is none."""
     return _print(e, names, tensors=True)[0]
 
 
@@ -65,7 +66,7 @@ def _print(e: Expr, names: Mapping[str, str], *, tensors: bool) -> Text:
             if not tensors:
                 raise InternalError("a load in a check of scalars")
             place = ", ".join(_print(i, names, tensors=True)[0] for i in e.indices)
-            return atom(f"_element({names[e.param]}, {place}){_WIDE[e.type]}")
+            return atom(f"{names.get('element', '_element')}({names[e.param]}, {place}){_WIDE[e.type]}")
         case Apply():
             return _apply(e, names, tensors=tensors)
 

@@ -7,23 +7,28 @@ from collections.abc import Mapping
 from attngen.emit.text.facts import FactsView, Target, about_elements, bound_by, facts_view
 from attngen.emit.text.params import ParamView
 from attngen.emit.torch_shared import expressions as host_expressions
+from attngen.emit.torch_shared.calls import PLAIN, Calls
 from attngen.ir.nodes import SIZES, Expr, Storage, Type
 from attngen.ir.walk import params, symbols
 from attngen.plan.kernel import KernelPlan
 
 
-def need_lines(plan: KernelPlan, names: Mapping[str, str], subject: str = "") -> tuple[str, ...]:
+def need_lines(plan: KernelPlan, names: Mapping[str, str], calls: Calls = PLAIN, subject: str = "") -> tuple[str, ...]:
     """For each comparison of sizes that keeps reads inside: the call is refused without it. See `size_checks`."""
     lines: list[str] = []
     for need in plan.needs:
         values = ", ".join(f"{shown} = {{{names[planned]}}}" for shown, planned in need.sizes)
         message = f"{subject}needs {need.text}, or a tensor would be read outside; here {values}"
-        lines += [f"if not ({host_expressions.python(need.condition, names)}):", f'    _refuse(f"{message}")']
+        lines += [f"if not ({host_expressions.python(need.condition, names)}):", f'    {calls.own}refuse(f"{message}")']
     return tuple(lines)
 
 
 def torch_facts(
-    plan: KernelPlan, views: tuple[ParamView, ...], names: Mapping[str, str], sequence: str | None = None
+    plan: KernelPlan,
+    views: tuple[ParamView, ...],
+    names: Mapping[str, str],
+    sequence: str | None = None,
+    calls: Calls = PLAIN,
 ) -> FactsView:
     """Every name stands for a tensor, so that the fact is computed on tensors alone. `sequence`: see `Target`; tensors
     then have the rows of this sequence."""
@@ -51,10 +56,15 @@ def torch_facts(
         lines += ["at_h = torch.arange(q.shape[1], device=q.device)[None, :]"]
     casts = {Storage.F16: ".float()", Storage.BF16: ".float()"}
     heads = f"({'q.shape[0]' if sequence is None else 1}, q.shape[1])"
-    target = Target(host_expressions.torch, lambda name, storage: name + casts.get(storage, ""), heads, sequence)
+
+    def element(name: str, storage: Storage) -> str:
+        return name + casts.get(storage, "")
+
+    refuse, broken = f"{calls.own}refuse", f"{calls.helper}first_broken"
+    target = Target(host_expressions.torch, element, heads, sequence, refuse, broken)
     return facts_view(plan, views, names, lines, target, traced=False)
 
 
-def if_readable(fact: Expr, names: Mapping[str, str]) -> str:
+def if_readable(fact: Expr, names: Mapping[str, str], helper: str = "_") -> str:
     """The beginning of a condition, which holds if the host can read every scalar that the fact names."""
-    return "".join(f"_readable({names[name]}) and " for name in sorted(params(fact)))
+    return "".join(f"{helper}readable({names[name]}) and " for name in sorted(params(fact)))

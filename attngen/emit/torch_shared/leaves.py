@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attngen.emit.text.params import ParamView
 from attngen.emit.torch_shared import expressions as host_expressions
+from attngen.emit.torch_shared.calls import PLAIN, Calls
 from attngen.ir.attention import Attention, Param
 from attngen.ir.nodes import SIZES, Expr, Load, Scalar, Symbol
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
@@ -66,10 +67,11 @@ def scattered(
     axes: tuple[str, ...],
     values: str,
     total: str,
+    calls: Calls = PLAIN,
 ) -> list[str]:
     """Lines that add `values`, over `axes`, to whichever cells of `total` the leaf's indices say."""
     assert isinstance(leaf, Load)
-    return gathered(attention, params, leaf, axes, leaf.indices, values, total)
+    return gathered(attention, params, leaf, axes, leaf.indices, values, total, calls)
 
 
 def _plain(leaf: Load, param: Param, axes: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -82,12 +84,12 @@ def _plain(leaf: Load, param: Param, axes: tuple[str, ...]) -> tuple[str, ...] |
     return tuple(ids) if len(set(ids)) == len(ids) else None
 
 
-def host_names(attention: Attention, params: tuple[ParamView, ...]) -> dict[str, str]:
+def host_names(attention: Attention, params: tuple[ParamView, ...], calls: Calls = PLAIN) -> dict[str, str]:
     """How the host code names what index expressions read; index axes are `at_b`, `at_h`, `at_q`, `at_k`."""
     names = {s: s for s in (*SIZES, *attention.sizes)}
     names.update({p.keyword: p.name for p in params})
     names.update({axis: f"at_{axis}" for axis in ("b", "h", "q", "k", "distance")})
-    names.update(hkv="(at_h // (Hq // max(Hkv, 1)))", device="q.device", scale="scale")
+    names.update(hkv="(at_h // (Hq // max(Hkv, 1)))", device="q.device", scale="scale", element=calls.element)
     return names
 
 
@@ -99,11 +101,12 @@ def gathered(
     indices: tuple[Expr, ...],
     values: str,
     total: str,
+    calls: Calls = PLAIN,
 ) -> list[str]:
     """Lines that bind the positions of `axes`, and add `values` to the cells of `total` at `indices`, if they exist."""
     true = "torch.ones((), dtype=torch.bool, device=q.device)"
     bools = {p.keyword: f"(({p.name} != 0) & {true})" for p in params if not p.rank and p.type == "bool"}
-    names = host_names(attention, params) | bools
+    names = host_names(attention, params, calls) | bools
     shape = attention.param(leaf.param).shape
     lines: list[str] = []
     for number, axis in enumerate(axes):
@@ -114,7 +117,7 @@ def gathered(
     extents = [host_expressions.python(size, names) for size in shape]
     inside = " & ".join(f"({i} >= 0) & ({i} < {n})" for i, n in zip(texts, extents, strict=True))
     lines.append(f"exists = torch.as_tensor({inside}, device=q.device)")
-    lines.append(f"{total} += _gathered({values}, exists, ({', '.join(texts)},), {total}.shape)")
+    lines.append(f"{total} += {calls.gathered}({values}, exists, ({', '.join(texts)},), {total}.shape)")
     return lines
 
 

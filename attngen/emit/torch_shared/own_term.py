@@ -19,13 +19,20 @@ from attngen.part_sums import OF_PACKED_ROWS
 Lines = tuple[str, ...]
 
 
-def own_lines(spec: Attention, term: Expr | None) -> Lines:
+def own_lines(spec: Attention, term: Expr | None, element: str = "_element") -> Lines:
     """The body of a function of `lse`, `params` by name, and `cu_seqlens_q` (or None). It returns the logarithm of the
-    denominator's own term, like `lse`, or None where there is none. It calls `_refuse` and `_element`."""
+    denominator's own term, like `lse`, or None where there is none. It calls `_refuse`, and `element` for elements."""
     if term is None:
         return ("return None",)
     read = read_params(term)
-    names = {"b": "at_b", "h": "at_h", "Hq": "heads", "device": "lse.device", **{n: f'values["{n}"]' for n in read}}
+    names = {
+        "b": "at_b",
+        "h": "at_h",
+        "Hq": "heads",
+        "device": "lse.device",
+        "element": element,
+        **{n: f'values["{n}"]' for n in read},
+    }
     return (
         *(("if lse.dim() == 2:", f'    _refuse("{OF_PACKED_ROWS}")') if reads(term, "b") else ()),
         *(

@@ -22,7 +22,6 @@ from attngen.emit.triton.code.names import reserved
 from attngen.emit.triton.code.orders import orders_view
 from attngen.emit.triton.code.test_views import TestView, with_bits
 from attngen.emit.triton.hopper.backward import (
-    PLACES,
     GluonApartView,
     GluonBackwardView,
     GluonPairView,
@@ -36,9 +35,11 @@ from attngen.emit.triton.hopper.narrowed import by_kernel, everywhere
 from attngen.emit.triton.hopper.shares import SharesView, shares_view
 from attngen.emit.triton.hopper.turns import TurnsView, turns_view
 from attngen.emit.triton.host.call import CallParts, call_view
-from attngen.emit.triton.host.header import places, register_limits, tile_table, triton_header
+from attngen.emit.triton.host.header import triton_header
 from attngen.emit.triton.host.passes import BackwardKernels, backward_launches, forward_launches
 from attngen.emit.triton.host.scope import scope_view
+from attngen.emit.triton.host.tables import register_limits, row_lines, share_lines, tile_lines, tile_rows
+from attngen.emit.triton.placement import API, one_file, tidied
 from attngen.emit.triton.portable.backward import backward_view, pair_gradient, with_factors
 from attngen.emit.triton.portable.data_tests import test_view
 from attngen.emit.triton.portable.frame import Frame, frame_of
@@ -63,15 +64,18 @@ from attngen.emit.triton.sequences.call import SequenceParts, sequence_call_view
 from attngen.emit.triton.sequences.rows import refuse_sequences, sequence_place, sequence_view
 from attngen.errors import InternalError
 from attngen.plan import passes
-from attngen.plan.ints.facts import scale_use
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level
 from attngen.plan.mask.turns import turns
-from attngen.plan.split import CUT
 
 
 def emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
-    """The generated module. `text` is the spec as written; it appears in the header as a comment."""
+    """The generated module, as one file. `text` is the spec as written; it appears in the header as a comment."""
+    return one_file(own_part(plan, text, options, proof))
+
+
+def own_part(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
+    """What of the module depends on the spec: it imports the runtime (`placement`)."""
     if not reserved().isdisjoint(plan.attention.sizes):
         raise InternalError("the plan was made without the target's reserved names")
     context = _context(plan, text, options, proof)
@@ -79,7 +83,7 @@ def emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str,
     if options.head_dim is not None:
         constants = by_kernel(context["fast"], context["fast_bwd"], context["apart"])
         source = without_dead_branches(source, everywhere(options.head_dim), constants)
-    return without_long_lines(pruned(source))
+    return without_long_lines(tidied(pruned(source)))
 
 
 def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]) -> dict[str, Any]:
@@ -114,7 +118,8 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         tests = with_bits(tests)
     fast_bwd, apart = hopper.fast_bwd, hopper.apart
     split = split_view(frame, options, weights, kernel, keys, key_pointers)
-    tiles = tile_table(plan, options)
+    tiles = tile_rows(plan, options)
+    scope = scope_view(options)
     registers = register_limits(plan, tiles)
     counts_apart = apart is not None and bool(tests)
     counts = fast_bwd is not None or counts_apart
@@ -149,16 +154,14 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         plan,
         CallParts(
             params=frame.params,
-            sizes=frame.sizes,
             weights=weights,
-            bwd=backward,
             gradients=gradients,
             pairs=bool(pair_gradients),
-            own=hopper.fast is not None,
-            usual=launched.usual,
             sums_of_none=any(s.d_extra is not None for s in dq_sums),
             forward_only=options.forward,
             fetched=hopper.fetched,
+            fast=takes_fast,
+            only=scope.only,
         ),
     )
     seq = None
@@ -167,7 +170,6 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             geometry=options.geometry,
             params=frame.params,
             weights=weights,
-            bwd=backward,
             gradients=gradients,
             kernels=kernels,
             fast=hopper.fast,
@@ -176,6 +178,9 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             backward=not options.forward,
         )
         seq = sequence_call_view(plan, call, parts)
+    tables = {"TILES": tile_lines(tiles)}
+    tables |= {"SPLIT": share_lines(split.table)} if split is not None else {}
+    tables |= hopper.tables
     return {
         "helpers": HelpersView(
             tiling=kernel.tiling,
@@ -189,7 +194,8 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "dq": portable.dq,
         "dkdv": portable.dkdv,
         "row_values": row_values,
-        "versions": ("triton/hopper/versions.py.j2",) if hopper.some else (),
+        "gluon": GLUON if hopper.some else (),
+        "api": API,
         "sections": _sections(
             hopper_forward,
             hopper_codes,
@@ -203,18 +209,14 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             hopper,
             backward=not options.forward,
         ),
-        "takes_fast": takes_fast,
-        "scope": scope_view(options),
+        "scope": scope,
         "a": triton_header(plan, text, options, proof),
-        "longest_bits": plan.choices.longest_bits,
-        "scale_use": scale_use(plan.attention),
         "w": weights,
         "kernels": {False: kernel, True: replace(kernel, arguments=query_packing.arguments)},
         "kept": kept_view(frame),
         "f": forward,
         "fast": hopper.fast,
         "fast_bwd": fast_bwd,
-        "ring_places": hopper.ring_places,
         "apart": apart,
         "pair": hopper.pair,
         "shares": hopper.shares,
@@ -227,7 +229,6 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "tests": tests,
         "query_tests": with_bits(query_tests),
         "bwd": backward,
-        "dropout": plan.attention.dropout is not None,
         "call": call,
         "seq": seq,
         "sequence": sequence_view(frame) if sequences is not None else None,
@@ -243,11 +244,16 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "backward_launches": None if options.forward else launched,
         "hopper": hopper.some,
         "listed": hopper.sequences,
-        "counters": ("empty" if backward.has_delta or backward.has_lse else "zeros") if counts else "",
-        "interpreted": CUT.interpreted,
-        "tiles": places(tiles),
+        "tables": tables,
         "registers": registers,
     }
+
+
+GLUON = (
+    *("BARRIER", "COPY_IN", "COPY_OUT", "REINTERPRET", "fence_async_shared", "gl", "gluon", "mbarrier", "tma"),
+    *("warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait"),
+)
+"""What kernels take from Gluon by these names."""
 
 
 def _endings(options: Options) -> tuple[str, ...]:
@@ -279,9 +285,11 @@ class _HopperViews:
     shares: SharesView | None = None
 
     @property
-    def ring_places(self) -> str:
-        """The template of where rows are, for what the backward kernels share."""
-        return PLACES[self.fast_bwd is not None and self.fast_bwd.sequences]
+    def tables(self) -> dict[str, tuple[str, ...]]:
+        """The tables by name, as text."""
+        found = {} if self.fast is None else {"HOPPER": row_lines((self.fast.table,))}
+        found |= {} if self.fast_bwd is None else {"HOPPER_BACKWARD": row_lines((self.fast_bwd.table,))}
+        return found if self.apart is None else {**found, "HOPPER_APART": row_lines((self.apart.dkdv, self.apart.dq))}
 
     @property
     def fetched(self) -> str:
@@ -371,8 +379,8 @@ def _sections(
 ) -> tuple[Section, ...]:
     """What the file holds behind its tables, in order."""
     found = [
+        Section("the mask: which tiles meet", (Part(template="portable/tile_ranges"),)),
         Section("helpers", (Part(template="portable/helpers"),)),
-        Section("which tiles meet", (Part(template="portable/tile_ranges"),)),
         Section(
             "forward",
             (
@@ -420,7 +428,12 @@ def _sections(
             )
             found.append(Section("backward, sequences that begin and end anywhere", parts))
         found += _hopper_backward(backward_codes, key_tests, query_tests, hopper)
-    return (*found, Section("on the host", (Part(template="host/module"),)))
+    return (
+        *found,
+        Section("tables", (Part(template="host/tables"),)),
+        Section("launches", (Part(template="host/params"), Part(template="host/launching"))),
+        Section("registered", (Part(template="host/registered"),)),
+    )
 
 
 def _hopper_backward(

@@ -50,7 +50,7 @@ _CALLS = {
     Op.COS: "tl.cos",
     Op.ERF: "tl.erf",
     Op.SIGMOID: "tl.sigmoid",
-    Op.SIGN: "_sign",
+    Op.SIGN: "rows.sign",
     Op.ABS: "tl.abs",
 }
 
@@ -107,11 +107,11 @@ class Printer:
                 return f"tl.where({infix(sign, strength, args[0], args[1], chain=False)[0]}, 1, 0) != 0", 1
             return infix(sign, strength, args[0], args[1], chain=strength == 1)
         if e in self.choices.approximate:
-            return atom(f"_{e.op.value}({texts[0]}, FAST)")  # FAST is the kernel's own constant
+            return atom(f"rows.{e.op.value}({texts[0]}, FAST)")  # FAST is the kernel's own constant
         if e.op is Op.TANH:
-            return atom(f"_tanh({texts[0]}, False)")
+            return atom(f"rows.tanh({texts[0]}, False)")
         if e.op is Op.SIGN and e.type is Type.INT:
-            return atom(f"_int_sign({texts[0]})")
+            return atom(f"rows.int_sign({texts[0]})")
         if e.op in _CALLS:
             return atom(f"{_CALLS[e.op]}({', '.join(texts)})")
         match e.op:
@@ -129,9 +129,9 @@ class Printer:
                 if isinstance(exponent, Literal):
                     n = int(exponent.value)
                     base = f"tl.cast({texts[0]}, tl.int64)" if e.type is Type.INT else texts[0]
-                    return atom(f"{'_int_power' if n >= 0 else '_power'}({base}, {n})")
-                kind = "_int_power_of" if e.type is Type.INT else "_power_of"
-                return atom(f"{kind}({texts[0]}, {texts[1]})")
+                    return atom(f"rows.{'int_power' if n >= 0 else 'power'}({base}, {n})")
+                kind = "int_power_of" if e.type is Type.INT else "power_of"
+                return atom(f"rows.{kind}({texts[0]}, {texts[1]})")
             case Op.NEG:
                 return (f"-{texts[0]}" if args[0][1] >= 7 else f"-({texts[0]})"), 7
             case Op.NOT:
@@ -219,7 +219,7 @@ class Printer:
             axis, least, most = corners
             ends = [self._along(e, axis, text, Level.HEAD) for text in (least, most)]
             own = self._along(e, axis, self._index(e, axis), Level.PAIR)
-            text = f"_load_pairs({pointer} + {self.offset(e, without=axis)}, {', '.join(ends)}, {own}, FAST)"
+            text = f"rows.load_pairs({pointer} + {self.offset(e, without=axis)}, {', '.join(ends)}, {own}, FAST)"
         if e == self.fetched:
             text = f"pairs if config.FETCHES else {text}"
         match e.type:

@@ -30,7 +30,7 @@ class Diagonals:
     values: tuple[tuple[str, str], ...] = ()
 
     def spread(self, edges: str, along: str, *, keys_down: bool) -> tuple[str, ...]:
-        """Lines of a function of a tile that bind the names for all pairs, by these functions of the file."""
+        """Lines of a function of a tile that bind the names for all pairs, by these functions."""
         if not self.values:
             return ()
         bound = (f"{name} = {along}({value}, qk, {keys_down})" for name, value in self.values)
@@ -38,8 +38,8 @@ class Diagonals:
 
 
 _EDGES = "edge_q, edge_k"
-_IN_TRITON = ("_tile_edges", "_along_diagonals")
-_IN_GLUON = ("_warpgroup_edges", "_along_warpgroup")
+_IN_TRITON = ("rows.tile_edges", "rows.along_diagonals")
+_IN_GLUON = ("sm90.warpgroup_edges", "sm90.along_warpgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,12 @@ class HeldTest:
         wide = text if self.held.type is Type.FLOAT else f"tl.cast({text}, tl.int64)"
         low, high = ('float("-inf")', 'float("inf")') if self.held.type is Type.FLOAT else (f"-{limit}", str(limit))
         bounds = ", ".join(f"{self.name}_{which}" for which in ("any_lo", "any_hi", "all_lo", "all_hi"))
+        extremes = ", ".join(f"{self.pointer}_{end}_ptr + {self.name}_tile" for end in ("least", "most"))
+        walked = f"{self.tiles}, {self.block}, {self.test}"
         if self.units is not None:
             return (
                 f"{self.name}_tile = {self.offset}",
-                f"{bounds} = _matching_pairs({self.pointer}_least_ptr + {self.name}_tile, {self.pointer}_most_ptr + "
-                f"{self.name}_tile, {text}, {', '.join(self.units)}, {self.tiles}, {self.block}, {self.test})",
+                f"{bounds} = rows.matching_pairs({extremes}, {text}, {', '.join(self.units)}, {walked})",
             )
         # Test and mask round floats differently: the test is a little wider, and never skips what the mask allows.
         wider = (
@@ -124,8 +125,7 @@ class HeldTest:
             f"{self.name}_most = tl.max(tl.where({inside}, {wide}, {low}))",
             *wider,
             f"{self.name}_tile = {self.offset}",
-            f"{bounds} = _matching_tiles({self.pointer}_least_ptr + {self.name}_tile, {self.pointer}_most_ptr + "
-            f"{self.name}_tile, {self.name}_least, {self.name}_most, {self.tiles}, {self.block}, {self.test})",
+            f"{bounds} = rows.matching_tiles({extremes}, {self.name}_least, {self.name}_most, {walked})",
         )
 
 
@@ -254,7 +254,7 @@ class KernelWriter:
             mask = bounds.mask
         else:
             texts = (self.printer.text(e) for e in (bounds.walked, bounds.least, bounds.count))
-            inside = f"_among({', '.join(texts)})"
+            inside = f"rows.among({', '.join(texts)})"
             mask = bounds.rest
         if mask == TRUE:
             return inside

@@ -18,7 +18,8 @@ class Launch:
     """`constants` are those of the kernel and of Triton, as keywords. `tiles`: the rows of the tiles in which a
     descriptor reads a tensor, where `tiled` holds (always, if empty). `scalars`: values by name. `buffers`: shapes and
     dtypes of tensors that are allocated first. `counters`: names and numbers of ints that the kernel clears for later
-    ones. `names`: what a parameter takes that has another name. `ragged`: descriptors are of sequences' rows.
+    ones; `zeroed`: it does not, and gets zeros. `names`: what a parameter takes that has another name. `own`: it is one
+    of compute capability 9.0; `ragged`: its descriptors are of sequences' rows.
     """
 
     kernel: str
@@ -30,7 +31,9 @@ class Launch:
     buffers: tuple[str, ...] = ()
     counters: str = ""
     zeros: tuple[str, ...] = ()
+    zeroed: bool = False
     names: tuple[str, ...] = ()
+    own: bool = False
     ragged: bool = False
 
     @property
@@ -45,9 +48,11 @@ class Launch:
         found = [tiles] if self.tiles else []
         found += [f"{name}=dict({', '.join(entries)})" for name, entries in groups if entries]
         found += [f"counters={self.counters}"] if self.counters else []
+        found += ["clears=False"] if self.counters and self.zeroed else []
         found += ["ragged=True"] if self.ragged else []
         constants = f"dict({', '.join(self.constants)})"
-        return f"_Launch({', '.join((self.kernel, self.grid, constants, *found))})"
+        kind = "host.HopperLaunch" if self.own else "host.Launch"
+        return f"{kind}({', '.join((self.kernel, self.grid, constants, *found))})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +111,7 @@ def _tile(t: TestView) -> str:
 
 
 def _tiles(t: TestView) -> str:
-    return " * ".join((f"_ceil({t.size}, {_tile(t)})", *t.units("_ceil")))
+    return " * ".join((f"host.ceil({t.size}, {_tile(t)})", *t.units("host.ceil")))
 
 
 def _grid(t: TestView) -> str:

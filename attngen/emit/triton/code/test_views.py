@@ -91,7 +91,7 @@ class TestView:
     def packing(self) -> tuple[str, ...]:
         """Lines that pack them, unit positions down."""
         pairs = "pairs" if self.axis == "k" else "tl.trans(pairs)"
-        return (f"_store_words({self.name}_words_ptr, cell, {pairs}, n_tiles)",) if self.words else ()
+        return (f"rows.store_words({self.name}_words_ptr, cell, {pairs}, n_tiles)",) if self.words else ()
 
     def units(self, ceil: str) -> tuple[str, ...]:
         """How many tiles there are for each walked one, as a factor; `ceil` is the division's name."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from attngen.emit.text.loop_steps import step_lines
+from attngen.emit.text.loop_steps import by_helper, step_lines
 from attngen.emit.text.render import bracket
 from attngen.emit.triton.code.expressions import Printer
 from attngen.plan.mask.data_tests import DataTest
@@ -64,4 +64,9 @@ def plain_lines(steps: tuple[Step, ...], printer: Printer, block: str, size: str
             tiles = f"tl.minimum(tl.maximum({tiles}, 0), tl.cdiv({size}, {block}))"
         return f"tl.cast({tiles}, tl.int32)"
 
-    return step_lines(steps, rounded=rounded, text=lambda e: printer.definition(e)[0])
+    return step_lines(
+        steps,
+        rounded=rounded,
+        text=lambda e: printer.definition(e)[0],
+        ordered=lambda step: by_helper(step, "rows.sorted_runs"),
+    )

@@ -36,6 +36,7 @@ from attngen.plan.score.weights import Form
 from attngen.plan.table import Table, keyed
 
 _CONVERTED = "gl.convert_layout(weight.to(config.dtype), weight_layout)"
+_WITH_EXTRA = "acc, row_sum, total = sm90.with_extra(acc, row_sum, total, extra)"
 _TILES = ("BLOCK_D", "BLOCK_DV", "BQ", "BK", "STAGES", "SCHEDULE", "ORDERED", "OUT_APART", "PIPELINED")
 _DERIVED = ("Q_COLS", "K_COLS", "K_PARTS", "PARTS", "SHARE", "ORDER", "dtype", "qk_layout")
 
@@ -46,9 +47,9 @@ class FormView:
     row, `weighed` is what `_weigh` returns.
 
     `begin` binds the state of rows that have met no key, and `rescale` brings earlier products to a new reference.
-    `operand` is the weights as the next product reads them. `_normalized` has the parameters `closing`, is called with
-    `closed`, and returns `normalized`. In it, `extra_lines` add the denominator's extra term, and `empty` says which
-    rows have met no key.
+    `operand` is the weights as the next product reads them. The function `normalize` takes `closed` and returns
+    `normalized`. If it is the file's own, `closing` are its parameters, `extra_lines` in it add the denominator's extra
+    term, and `empty` says which rows have met no key.
     """
 
     template: str
@@ -57,6 +58,7 @@ class FormView:
     weighed: tuple[str, ...]
     rescale: tuple[str, ...]
     operand: str
+    normalize: str
     closing: tuple[str, ...]
     closed: tuple[str, ...]
     normalized: tuple[str, ...]
@@ -307,7 +309,7 @@ def _share_view(share: Share, loops: Loops, printer: Printer, call: str) -> Shar
     bound += [f"{name} = {value}" for name, value in (("own_first", first), ("own_stop", stop)) if value]
 
     def released(steps: str) -> tuple[str, ...]:
-        return f"for step in range({steps}):", "    _release_tile(turn + step, k_ring, v_ring, config, PART)"
+        return f"for step in range({steps}):", "    sm90.release_tile(turn + step, k_ring, v_ring, config, PART)"
 
     after = released("own_stop, n_steps") if stop else ()
     return ShareView(
@@ -326,31 +328,46 @@ def _form_view(form: Form, weights: WeightView, code: KernelCode) -> FormView:
     factor = "1.0" if ramp else code.results["factor"] or "1.0"
     log2_extra, extra = code.results["log2_extra"], code.results["extra"]
     match form:
-        case Form.EXPONENTIAL | Form.SHIFTED:
-            exponential = form is Form.EXPONENTIAL
-            state = ("row_sum", "row_max")
-            empty = 'row_max == float("-inf")' if exponential else '(row_max == float("-inf")) | (row_sum == 0.0)'
+        case Form.EXPONENTIAL:
             return FormView(
-                template=("ramped" if ramp else "lagging") if exponential else "shifted",
-                state=state,
-                begin=("row_sum, row_max = _no_key_yet(no_scores)",),
-                weighed=("weight", "rescale", *state),
-                rescale=("acc = _rescaled(acc, rescale)",),
-                operand="_unpacked(weight, config.dtype, weight_layout)" if exponential else _CONVERTED,
-                closing=("acc", *state, "factor", *(("extra",) if log2_extra else ())),
-                closed=("acc", *state, factor, *((log2_extra,) if log2_extra else ())),
+                template="ramped" if ramp else "lagging",
+                state=("row_sum", "row_max"),
+                begin=("row_sum, row_max = sm90.no_key_yet(no_scores)",),
+                weighed=("weight", "rescale", "row_sum", "row_max"),
+                rescale=("acc = sm90.rescaled(acc, rescale)",),
+                operand="sm90.unpacked(weight, config.dtype, weight_layout)",
+                normalize="sm90.normalized",
+                closing=(),
+                closed=("acc", "row_sum", "row_max", factor, log2_extra or "None"),
                 normalized=("acc", "lse"),
-                extra_lines=("acc, row_sum, total = _with_extra(acc, row_sum, total, extra)",) if log2_extra else (),
-                empty='total == float("-inf")' if log2_extra else empty,
+                extra_lines=(),
+                empty="",
+            )
+        case Form.SHIFTED:
+            empty = 'total == float("-inf")' if log2_extra else '(row_max == float("-inf")) | (row_sum == 0.0)'
+            return FormView(
+                template="shifted",
+                state=("row_sum", "row_max"),
+                begin=("row_sum, row_max = sm90.no_maximum_yet(no_scores)",),
+                weighed=("weight", "rescale", "row_sum", "row_max"),
+                rescale=("acc = sm90.scaled_rows(acc, rescale)",),
+                operand=_CONVERTED,
+                normalize="_normalized",
+                closing=("acc", "row_sum", "row_max", "factor", *(("extra",) if log2_extra else ())),
+                closed=("acc", "row_sum", "row_max", factor, *((log2_extra,) if log2_extra else ())),
+                normalized=("acc", "lse"),
+                extra_lines=(_WITH_EXTRA,) if log2_extra else (),
+                empty=empty,
             )
         case Form.DIRECT if weights.sums:
             return FormView(
                 template="summed",
                 state=("row_sum",),
-                begin=("row_sum = _no_key_yet(no_scores)",),
+                begin=("row_sum = sm90.lane_sums(no_scores)",),
                 weighed=("weight", "row_sum"),
                 rescale=(),
                 operand=_CONVERTED,
+                normalize="_normalized",
                 closing=("acc", "row_sum", *(("extra",) if extra else ())),
                 closed=("acc", "row_sum", *((extra,) if extra else ())),
                 normalized=("acc", "lse", "den"),
@@ -365,6 +382,7 @@ def _form_view(form: Form, weights: WeightView, code: KernelCode) -> FormView:
                 weighed=("weight",),
                 rescale=(),
                 operand=_CONVERTED,
+                normalize="_normalized",
                 closing=("acc",),
                 closed=("acc",),
                 normalized=("acc", "lse"),

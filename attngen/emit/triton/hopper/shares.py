@@ -57,7 +57,7 @@ def host_lines(shares: Shares, wanted: Wanted, *, sequences: bool = False) -> tu
         *(("each = max(1, n_tiles // B)", short) if sequences else ()),
         *size,
         f"heads, group, wanted = {'Hkv' if sequences else 'B * Hkv'}, Hq // Hkv, {_host(heads)}",
-        f"span = {'group if short else ' if sequences else ''}_span(group, heads, wanted)",
+        f"span = {'group if short else ' if sequences else ''}host.equal_share(group, heads, wanted)",
         f"shares = {_host(shares.shares)}",
         f"together, backwards = {order}",
         *(

@@ -58,10 +58,10 @@ def forward_launches(
     the constant PRECISE; `registers`: whether the module limits those of its tiles."""
     rounding = ("PRECISE=precise",) if precise else ()
     options = (*rounding, *PORTABLE_OPTIONS)
-    limit = ("**_registers(q, BQ, BK, warps, stages)",) if registers else ()
+    limit = ("**host.register_limit(REGISTERS, q, BQ, BK, warps, stages)",) if registers else ()
     portable = Launch(
         kernel="_forward_kernel",
-        grid="_ceil(Sq, BQ) * B * Hq",
+        grid="host.ceil(Sq, BQ) * B * Hq",
         constants=(*_PORTABLE, *options, *limit),
         tiles=(*_tiles("BQ", "q"), *_tiles("BK", "k", "v")),
         tiled="tma",
@@ -72,7 +72,7 @@ def forward_launches(
             *((_hopper(fast, results, rounding),) if fast is not None else ()),
         ),
         otherwise=Way(
-            bind=("tma = _has_tma(q, k, v)", "BQ, BK, warps, stages = _tiles(q, v)[0]"),
+            bind=("tma = host.has_tma(q, k, v)", "BQ, BK, warps, stages = host.tiles(TILES, q, v)[0]"),
             launches=(*tests_apart(tests), portable),
         ),
     )
@@ -81,14 +81,15 @@ def forward_launches(
 def _split(split: SplitView, tests: tuple[TestView, ...], rounding: tuple[str, ...]) -> Way:
     cut = split.cut
     rows, heads = ("Hq // Hkv * Sq", "Hkv") if split.packed else ("Sq", "Hq")
+    whole = "host.ceil(Sq, host.tiles(TILES, q, v)[0][0]) * B * Hq"
     pieces = Launch(
         kernel="_split_kernel",
-        grid=f"_ceil({rows}, BQ) * B * {heads} * pieces",
+        grid=f"host.ceil({rows}, BQ) * B * {heads} * pieces",
         constants=(*_PORTABLE, *PORTABLE_OPTIONS),
         tiles=_tiles("BK", "k", "v"),
         tiled="tma",
         scalars=("pieces=pieces",),
-        buffers=(f"parts=((B * Hq * Sq * pieces * (_padded(Dv) + {cut.beside}),), torch.float32)",),
+        buffers=(f"parts=((B * Hq * Sq * pieces * (host.padded(Dv) + {cut.beside}),), torch.float32)",),
     )
     merge = Launch(
         kernel="_merge_kernel",
@@ -102,8 +103,8 @@ def _split(split: SplitView, tests: tuple[TestView, ...], rounding: tuple[str, .
         ),
     )
     return Way(
-        when="pieces := _pieces(q, k, v)",
-        bind=("tma = _has_tma(k, v)", "BQ, BK, warps, stages = _split_tile(q, k, v)"),
+        when=f"pieces := host.split_pieces(SPLIT, q, k, v, {split.packed}, {whole})",
+        bind=("tma = host.has_tma(k, v)", f"BQ, BK, warps, stages = host.split_tile(SPLIT, q, k, v, {split.packed})"),
         launches=(*tests_apart(tests), pieces, merge),
     )
 
@@ -125,9 +126,10 @@ def hopper_forward(fast: GluonView, rounding: tuple[str, ...], *, sequences: boo
     fetches = (f"FETCHES={not sequences and 'fetches'}",) if fetched else ()
     return Launch(
         kernel="_hopper_forward_kernel",
-        grid='n_work if row.SCHEDULE == "once" else min(n_work, _multiprocessors(q.device))',
+        own=True,
+        grid='n_work if row.SCHEDULE == "once" else min(n_work, host.multiprocessors(q.device))',
         constants=(
-            '**{**known.wide, "BLOCK_D": max(64, _columns(D, Dv)[0])}',
+            '**{**known.wide, "BLOCK_D": max(64, host.hopper_columns(D, Dv)[0])}',
             "BQ=BQ",
             "BK=BK",
             *row,
@@ -148,23 +150,23 @@ def hopper_forward(fast: GluonView, rounding: tuple[str, ...], *, sequences: boo
 
 def _hopper(fast: GluonView, results: int, rounding: tuple[str, ...]) -> Way:
     forward = hopper_forward(fast, rounding, sequences=False)
-    when = "(row := _hopper(HOPPER, q, k, v, out)) is not None"
-    bind = ("row = HopperRow(*row)", BLOCKS, "n_tiles = _ceil(Sq, BQ)", "n_work = n_tiles * B * Hq")
-    bind += ("fetches = _fetches(row, known)",) if fast.fetched else ()
+    when = "(row := host.hopper_row(HOPPER, q, k, v, out)) is not None"
+    bind = (BLOCKS, "n_tiles = host.ceil(Sq, BQ)", "n_work = n_tiles * B * Hq")
+    bind += ('fetches = host.fetches_pairs(row, known.wide, known.values["fetched"])',) if fast.fetched else ()
     if fast.lists is None:
-        taken = '*((_queue,) if row.SCHEDULE == "queue" else ())'
+        taken = '*((host.add_queue,) if row.SCHEDULE == "queue" else ())'
         return Way(when=when, bind=bind, before=(taken,), launches=(forward,))
     tests = fast.tests
     warps = 4 if any(t.of_pairs for t in tests) else 1
     lists = Launch(
         kernel="_list_key_runs_kernel",
         grid=f"n_lists{tests_count(tests)}",
-        constants=(*_DIMS, "BQ=BQ", "BK=BK", "ROWS=_padded(BQ)", "FAST=True", f"num_warps={warps}"),
+        constants=(*_DIMS, "BQ=BQ", "BK=BK", "ROWS=host.padded(BQ)", "FAST=True", f"num_warps={warps}"),
         buffers=(f"lists=((n_lists, {results}), torch.int32)", *tests_within(tests)),
         names=('counts="queue"',),
     )
     bind = (*bind, f"n_lists = n_tiles * (1 + BQ // 64){fast.lists.times}")
-    return Way(when=when, bind=bind, before=("_queue",), launches=(lists, forward))
+    return Way(when=when, bind=bind, before=("host.add_queue",), launches=(lists, forward))
 
 
 # ---------------------------------------------------------------- backward
@@ -228,8 +230,8 @@ def backward_launches(kernels: BackwardKernels) -> BackwardLaunches:
     return BackwardLaunches(
         ways=(_whole(kernels, whole),) if whole is not None else (),
         bind=(
-            "tma = _has_tma(q, k, v, d_out)",
-            *((f"apart = _hopper(HOPPER_APART, {tensors})",) if apart is not None else ()),
+            "tma = host.has_tma(q, k, v, d_out)",
+            *((f"apart = host.hopper_row(HOPPER_APART, {tensors})",) if apart is not None else ()),
         ),
         first=Way(launches=row_launches(kernels, counters=counters), after=("*by_keys", "*by_rows")),
         parts=(
@@ -264,7 +266,7 @@ def row_launches(
     return (
         Launch(
             kernel="_rows_kernel",
-            grid=f"_ceil(Sq, {kernels.cells.rows}) * {batches} * Hq",
+            grid=f"host.ceil(Sq, {kernels.cells.rows}) * {batches} * Hq",
             constants=(
                 "Dv=Dv",
                 f"ROWS={kernels.cells.rows}",
@@ -298,7 +300,8 @@ def whole_launches(kernels: BackwardKernels, view: GluonBackwardView, *, sequenc
     _, missing = _geometry(listed=view.sequences, packed=packed, none=() if sequences else of_parts)
     backward = Launch(
         kernel="_hopper_backward_kernel",
-        grid="min(n_work, _multiprocessors(q.device))",
+        own=True,
+        grid="min(n_work, host.multiprocessors(q.device))",
         constants=(*_HOPPER, *_of_row("STAGES", "EARLY", "SPARE"), "BACKWARDS=backwards", "SHARED=shares > 1", *flags),
         tiles=(
             *_tiles("BQ", "q", "d_out", *(("terms",) if view.row_terms else ())),
@@ -307,6 +310,7 @@ def whole_launches(kernels: BackwardKernels, view: GluonBackwardView, *, sequenc
         scalars=("n_work=n_work", "together=together", "span=span if shares > 1 else None", "parts=None", *absent),
         buffers=('dq_parts=((n_parts * BQ * blocks["BLOCK_D"],), torch.float32)', "**parts"),
         counters="" if view.lists is not None else later,
+        zeroed=True,
         ragged=sequences,
     )
     collect = Launch(
@@ -333,7 +337,6 @@ def whole_lines(view: GluonBackwardView, n_tiles: str, n_parts: str, *, sequence
     together; how many heads take tiles in turn depends on how many one has (`docs/log`, "Hopper: sequences")."""
     n_lists = () if view.lists is None else (f"n_lists = 3 * n_tiles{view.lists.times}",)
     return (
-        "row = HopperBackwardRow(*row)",
         BLOCKS,
         f"n_tiles, n_parts = {n_tiles}, {n_parts}",
         *(view.listed_shared if sequences else view.shared),
@@ -351,8 +354,8 @@ def whole_when(view: GluonBackwardView, found: str) -> str:
 
 def _whole(kernels: BackwardKernels, view: GluonBackwardView) -> Way:
     return Way(
-        when=whole_when(view, "(row := _hopper(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None"),
-        bind=whole_lines(view, "_ceil(Sk, BK)", "_ceil(Sq, BQ) * B * Hq", sequences=False),
+        when=whole_when(view, "(row := host.hopper_row(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None"),
+        bind=whole_lines(view, "host.ceil(Sk, BK)", "host.ceil(Sq, BQ) * B * Hq", sequences=False),
         launches=whole_launches(kernels, view, sequences=False),
     )
 
@@ -379,6 +382,7 @@ def _lists(
             buffers=(f"walks=((n_lists, {width}), torch.int32)", *tests_within(tests)),
             names=(f'counts="{counts}"',),
             counters=counters,
+            zeroed=True,
         ),
     )
 
@@ -396,14 +400,15 @@ def _hopper_dkdv(kernels: BackwardKernels, view: GluonApartView) -> Way:
     )
     launch = Launch(
         kernel="_hopper_dkdv_kernel",
+        own=True,
         grid="n_work",
         constants=(*_HOPPER, *_of_row("STAGES", "AHEAD", "SPARE")),
         tiles=(*_tiles("BQ", "q", "d_out"), *_tiles("BK", "k", "v", "dk", "dv")),
         scalars=("n_work=n_work", "together=row.together"),
     )
-    bind = ["row = HopperDkdvRow(*apart[0])", BLOCKS, "n_work = _ceil(Sk, BK) * B * Hkv"]
+    bind = ["row = apart[0]", BLOCKS, "n_work = host.ceil(Sk, BK) * B * Hkv"]
     if walk.lists is not None:
-        bind.append(f"n_lists = _ceil(Sk, BK){walk.lists.times}")
+        bind.append(f"n_lists = host.ceil(Sk, BK){walk.lists.times}")
     when = _unless("apart is not None", view.elsewhere)
     return Way(when=when, bind=tuple(bind), launches=(*lists, launch))
 
@@ -423,6 +428,7 @@ def _hopper_dq(kernels: BackwardKernels, view: GluonApartView) -> Way:
     )
     launch = Launch(
         kernel="_hopper_dq_kernel",
+        own=True,
         grid="n_work",
         constants=(
             *_HOPPER,
@@ -433,23 +439,23 @@ def _hopper_dq(kernels: BackwardKernels, view: GluonApartView) -> Way:
         scalars=("n_work=n_work", "together=row.together", *unread),
         buffers=_dq_sums(kernels, "64"),
     )
-    bind = ["row = HopperDqRow(*apart[1])", BLOCKS, "n_work = _ceil(Sq, BQ) * B * Hq"]
+    bind = ["row = apart[1]", BLOCKS, "n_work = host.ceil(Sq, BQ) * B * Hq"]
     if walk.lists is not None:
-        bind.append(f"n_lists = _ceil(Sq, BQ){walk.lists.times}")
+        bind.append(f"n_lists = host.ceil(Sq, BQ){walk.lists.times}")
     return Way(when="apart is not None", bind=tuple(bind), launches=(*lists, launch))
 
 
 def _portable_dkdv(kernels: BackwardKernels) -> Way:
     launch = Launch(
         kernel="_dkdv_kernel",
-        grid="_ceil(Sk, BK) * B * Hkv",
+        grid="host.ceil(Sk, BK) * B * Hkv",
         constants=(*_PORTABLE_BACKWARD, *kernels.flags, *PORTABLE_OPTIONS),
         tiles=(*_tiles("BQ", "q", "d_out"), *_tiles("BK", "k", "v")),
         tiled="tma",
         buffers=tuple(f"{s.name}=((B, Hq, Sk), torch.float32)" for s in kernels.dkdv_sums),
     )
     return Way(
-        bind=("BQ, BK, warps, stages = _tiles(q, v)[1]",),
+        bind=("BQ, BK, warps, stages = host.tiles(TILES, q, v)[1]",),
         launches=(*tests_apart(kernels.query_tests), launch),
     )
 
@@ -457,14 +463,14 @@ def _portable_dkdv(kernels: BackwardKernels) -> Way:
 def _portable_dq(kernels: BackwardKernels) -> Way:
     launch = Launch(
         kernel="_dq_kernel",
-        grid="_ceil(Sq, BQ) * B * Hq",
+        grid="host.ceil(Sq, BQ) * B * Hq",
         constants=(*_PORTABLE_BACKWARD, *kernels.flags, *PORTABLE_OPTIONS),
         tiles=(*_tiles("BQ", "q", "d_out"), *_tiles("BK", "k", "v")),
         tiled="tma",
         buffers=_dq_sums(kernels, "BQ"),
     )
     return Way(
-        bind=("BQ, BK, warps, stages = _tiles(q, v)[2]",),
+        bind=("BQ, BK, warps, stages = host.tiles(TILES, q, v)[2]",),
         launches=(*tests_apart(kernels.key_tests), launch),
     )
 
@@ -472,5 +478,5 @@ def _portable_dq(kernels: BackwardKernels) -> Way:
 def _dq_sums(kernels: BackwardKernels, rows: str) -> tuple[str, ...]:
     """A number for each row, or for so many rows together."""
     return tuple(
-        f"{s.name}=((B, Hq, {'Sq' if s.per_row else f'_ceil(Sq, {rows})'}), torch.float32)" for s in kernels.dq_sums
+        f"{s.name}=((B, Hq, {'Sq' if s.per_row else f'host.ceil(Sq, {rows})'}), torch.float32)" for s in kernels.dq_sums
     )

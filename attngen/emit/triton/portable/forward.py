@@ -79,7 +79,7 @@ def _dropout_lines(frame: Frame, code: KernelCode) -> tuple[str, ...]:
 def keep(code: KernelCode) -> str:
     """Whether dropout keeps a pair."""
     batch, head, query, key = (code.results[f"counted_{i}"] for i in "bhqk")
-    return f"_keep(seed, {batch}, {head}, {query}, {key}, threshold)"
+    return f"rows.keep(seed, {batch}, {head}, {query}, {key}, threshold)"
 
 
 def finish_view(weights: WeightView, code: KernelCode) -> FinishView:
@@ -127,14 +127,14 @@ def range_line(found: RangeView, code: KernelCode, function: str, block: str) ->
 def load_lines(name: str, cols: str, kept: KeptView | None) -> tuple[str, ...]:
     """Lines of a function of a tile that load `k` or `v`; rows that the mask forbids by themselves as zeros."""
     if kept is None:
-        return (f"{name} = _load_rows({name}_rows, k0, tiling.BK, tiling.{cols}, MASKED)",)
+        return (f"{name} = rows.load({name}_rows, k0, tiling.BK, tiling.{cols}, MASKED)",)
     arguments = ", ".join(("(k0 + tl.arange(0, tiling.BK))[:, None]", *kept.arguments))
     return (
         "if MASKED:",
         f"    kept = _kept_keys({arguments})",
-        f"    {name} = _load_kept_rows({name}_rows, k0, kept, tiling.BK, tiling.{cols})",
+        f"    {name} = rows.load_kept({name}_rows, k0, kept, tiling.BK, tiling.{cols})",
         "else:",
-        f"    {name} = _load_rows({name}_rows, k0, tiling.BK, tiling.{cols}, False)",
+        f"    {name} = rows.load({name}_rows, k0, tiling.BK, tiling.{cols}, False)",
     )
 
 

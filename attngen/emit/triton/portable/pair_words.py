@@ -72,7 +72,7 @@ def _words(frame: Frame, t: DataTest, axis: str) -> PairWords:
         meant,
         turned,
         (f"{test}_words = {test}_words_ptr{first}",),
-        f"_named_pairs({like}, {test}_words, {rows}, {held} - 1, {columns}, {stride})",
+        f"sm90.named_pairs({like}, {test}_words, {rows}, {held} - 1, {columns}, {stride})",
     )
 
 

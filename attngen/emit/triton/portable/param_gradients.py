@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from attngen.emit.text.params import ParamView
 from attngen.emit.text.precedence import times
+from attngen.emit.torch_shared.calls import RUNTIME
 from attngen.emit.torch_shared.expressions import python
 from attngen.emit.torch_shared.leaves import AXES, gathered, host_names, leaf_name, scattered, summed, to_size
 from attngen.emit.triton.code.expressions import Printer
@@ -112,7 +113,8 @@ def gradient_views(
             value = f'values["{name}"]'
             text = summed(plan.attention, g.leaf, axes, value, tiles=tiles)
             if text is None:
-                lines += scattered(plan.attention, params, g.leaf, axes, f"{value}.sum(-1)" if tiles else value, total)
+                given = f"{value}.sum(-1)" if tiles else value
+                lines += scattered(plan.attention, params, g.leaf, axes, given, total, RUNTIME)
                 scatters = True
             elif g is own[0]:
                 first = to_size(g.leaf, text, view.name)
@@ -182,7 +184,7 @@ def pair_view(
         batches, heads = "tl.program_id(1), tl.program_id(1) + 1", "tl.program_id(2), tl.program_id(2) + 1"
         whole = ", ".join(python(d, host_names(attention, params)) for d in shape)
         host = _scatter_lines(name, total, whole)
-        grid = "_ceil(Sq, BQ), B, Hq"
+        grid = "host.ceil(Sq, BQ), B, Hq"
         measure = _way(name, grid, tests, "MEASURE=True", buffers=(f"largest=(({grid}), torch.float32)",))
         launches = ((f"{name} measured", measure), (name, _way(name, grid, (), "MEASURE=False")))
         cells, constants = names, ("MEASURE",)
@@ -192,7 +194,7 @@ def pair_view(
         batches, heads = (axis.members for axis in axes)
         first = gradient is next(g for g in plan.gradients if g.param == gradient.param)
         host = _dense_lines(name, total, first=first)
-        grid = f"_ceil(Sq, BQ) * _ceil(Sk, BK), {', '.join(axis.programs for axis in axes)}"
+        grid = f"host.ceil(Sq, BQ) * host.ceil(Sk, BK), {', '.join(axis.programs for axis in axes)}"
         flags = {flag: test for axis in axes for flag, test in axis.flag}
         launches = ((name, _way(name, grid, tests, *(f"{flag}={test}" for flag, test in flags.items()))),)
         cells, constants = tuple(_dense_index(i) for i in leaf.indices), tuple(flags)
@@ -202,7 +204,7 @@ def pair_view(
         heads = "tl.program_id(2), tl.program_id(2) + 1" if per_head else "0, Hq"
         held = ("B" if per_batch else "1", "Hq" if per_head else "1")
         host = _diagonal_lines(plan, params, leaf, name, total, held)
-        n_diagonals = "_ceil(Sq, BQ) + _ceil(Sk, BK) - 1"
+        n_diagonals = "host.ceil(Sq, BQ) + host.ceil(Sk, BK) - 1"
         ends = tuple(f"{end}=(({', '.join(held)}, {n_diagonals}, BQ), torch.float32)" for end in ("above", "below"))
         square = ("BQ = BK = min(BQ, BK)",)
         grid = f"{n_diagonals}, {', '.join(held)}"
@@ -297,7 +299,7 @@ def _way(
         tiled="tma",
         buffers=buffers,
     )
-    return Way(bind=("BQ, BK, warps, _ = _tiles(q, v)[2]", *bind), launches=(*tests_apart(tests), launch))
+    return Way(bind=("BQ, BK, warps, _ = host.tiles(TILES, q, v)[2]", *bind), launches=(*tests_apart(tests), launch))
 
 
 def _run(name: str) -> tuple[str, ...]:
@@ -339,7 +341,7 @@ def _diagonal_lines(
     batches, heads = held
     indices = distance_index(leaf)
     assert indices is not None
-    lines = gathered(plan.attention, params, leaf, ("b", "h", "distance"), indices, name, total)
+    lines = gathered(plan.attention, params, leaf, ("b", "h", "distance"), indices, name, total, RUNTIME)
     return [
         *_run(name),
         'above, below = values["above"], values["below"]',
@@ -347,6 +349,6 @@ def _diagonal_lines(
         "# A diagonal crosses two rows of tiles: above in one, below in the next.",
         f"{name} = torch.nn.functional.pad(above, (0, 0, 1, 0)) + torch.nn.functional.pad(below, (0, 0, 0, 1))",
         f"{name} = {name}.flatten(2)",
-        f"distances = torch.arange({name}.shape[2], device=q.device) - _ceil(Sk, side) * side",
+        f"distances = torch.arange({name}.shape[2], device=q.device) - host.ceil(Sk, side) * side",
         *(line.replace("arange(B,", f"arange({batches},").replace("arange(Hq,", f"arange({heads},") for line in lines),
     ]

@@ -51,7 +51,7 @@ def dq_view(
         code=code,
         slope=row_slope(frame, code, bwd, weights),
         state=("dq", *names),
-        zeros=("tl.zeros([BQ, _block(D)], tl.float32)", *(_ROWS for _ in names)),
+        zeros=("tl.zeros([BQ, rows.block(D)], tl.float32)", *(_ROWS for _ in names)),
         held=("q", "d_out", *bwd.row_names, *terms(code)),
         sums=_sum_views(sums),
         key_lines=load_lines("k", "D", kept_view(frame)),
@@ -79,8 +79,8 @@ def dkdv_view(
     )  # fmt: skip
     row_lines: tuple[str, ...] = ()
     if bwd.row_names:
-        known = bwd.row_loads("row + rows", "", "[None, :]", code.results["kappa"])
-        checked = bwd.row_loads("row + rows", "rows < Sq", "[None, :]", code.results["kappa"])
+        known = bwd.row_loads("row + queries", "", "[None, :]", code.results["kappa"])
+        checked = bwd.row_loads("row + queries", "queries < Sq", "[None, :]", code.results["kappa"])
         row_lines = ("if MASKED:", *_indented(checked), "else:", *_indented(known))
     return DkdvView(
         entry=kernel.entry(("d_out_ptr", *pointers), ("d_out", "dk", "dv"), bwd.flags, place=frame.place),
@@ -161,13 +161,13 @@ def row_values_view(
         rest=bool(rest),
         terms=terms,
         cleared=cleared,
-        store_lse=_row_store("scaled_lse", 'tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)', optional),
+        store_lse=_row_store("scaled_lse", 'tl.where(lse == float("-inf"), float("inf"), lse * rows.LOG2E)', optional),
         store_delta=_row_store("delta", "delta", optional),
     )
 
 
 def _row_store(name: str, value: str, optional: bool) -> tuple[str, ...]:
-    store = f"tl.store({name}_ptr + row + rows, {value}, mask=rows < Sq)"
+    store = f"tl.store({name}_ptr + row + queries, {value}, mask=queries < Sq)"
     return (f"if {name}_ptr is not None:", f"    {store}") if optional else (store,)
 
 
@@ -176,7 +176,7 @@ def _row_store(name: str, value: str, optional: bool) -> tuple[str, ...]:
 
 def row_lines(bwd: BackwardView, code: KernelCode) -> tuple[str, ...]:
     """Loads the values of the queries that are held."""
-    return bwd.row_loads("row + rows", "rows < Sq", "[:, None]", code.results["kappa"])
+    return bwd.row_loads("row + queries", "queries < Sq", "[:, None]", code.results["kappa"])
 
 
 def row_slope(
@@ -263,10 +263,10 @@ def _sum_views(sums: tuple[RowSum, ...]) -> tuple[SumView, ...]:
 def _row_sum_lines(place: PlaceView, s: RowSum) -> tuple[str, ...]:
     extra = (f"    {s.name} += tl.reshape({s.extra}, [BQ])",) if s.extra else ()
     if s.per_row:
-        store = f"tl.store({s.pointer} + row + rows, {s.name}, mask=rows < Sq)"
+        store = f"tl.store({s.pointer} + row + queries, {s.name}, mask=queries < Sq)"
     else:
         cell = f"{s.pointer} + (batch * Hq + head) * tl.cdiv({place.rows['q']}, BQ) + q0 // BQ"
-        store = f"tl.store({cell}, tl.sum(tl.where(rows < Sq, {s.name}, 0.0), 0))"
+        store = f"tl.store({cell}, tl.sum(tl.where(queries < Sq, {s.name}, 0.0), 0))"
     return (f"if {s.flag}:", *extra, f"    {store}")
 
 

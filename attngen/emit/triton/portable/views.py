@@ -169,6 +169,11 @@ class WeighView(StateView):
     def sums(self) -> bool:
         return "row_sum" in self.state
 
+    @property
+    def begin(self) -> str:
+        """The function of the runtime that returns the state of rows without a key so far."""
+        return "no_values" if not self.sums else "no_keys" if "row_max" in self.state else "no_sums"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishView:

@@ -50,7 +50,7 @@ def _before(which: str, *, listed: bool, tile: str = "") -> Launch:
     )
 
 
-_FOUND = "(found := _listed_row({}, packed, (q, {}), (k, v{}))) is not None"
+_FOUND = "(found := host.listed_row({}, (q, {}), (k, v{}))) is not None"
 _SLOTS = ("q_slots, k_slots = _slots(Sq, BQ, B, packed), _slots(Sk, BK, B, packed)",)
 
 
@@ -66,14 +66,15 @@ def sequence_forward(
         constants=(*_SEQUENCE, *rounding, *PORTABLE_OPTIONS),
     )
     begin = _before("forward", listed=listed)
-    portable = Way(bind=("BQ, BK, warps, stages = _sequence_tiles(q, v)[0]",), launches=(begin, *_each(tests), launch))
+    portable = Way(
+        bind=("BQ, BK, warps, stages = host.sequence_tiles(TILES, q, v)[0]",), launches=(begin, *_each(tests), launch)
+    )
     if fast is None or not fast.sequences:
         return (), portable
     way = Way(
         when=_FOUND.format("HOPPER", "out", ""),
         bind=(
             "row, q_rows, k_rows = found",
-            "row = HopperRow(*row)",
             BLOCKS,
             *_SLOTS,
             "n_tiles, n_work = q_slots, q_slots * Hq",
@@ -93,7 +94,8 @@ def sequence_whole(kernels: BackwardKernels) -> tuple[Way, ...]:
         return ()
     found = _FOUND.format("HOPPER_BACKWARD", "d_out", ", dk, dv")
     cells = kernels.cells
-    few = f"_slots(Sq, {cells.least}, B, packed) <= {cells.most} * _ceil(Sq, {cells.rows}) * P and P * Hq * Sq < 2**30"
+    slots = f"_slots(Sq, {cells.least}, B, packed)"
+    few = f"{slots} <= {cells.most} * host.ceil(Sq, {cells.rows}) * P and P * Hq * Sq < 2**30"
     rows, *rest = whole_launches(kernels, view, sequences=True)
     return (
         Way(
@@ -109,8 +111,8 @@ def sequence_whole(kernels: BackwardKernels) -> tuple[Way, ...]:
 
 def _first(lines: tuple[str, ...]) -> tuple[str, ...]:
     """Slots are counted when tiles are known."""
-    row, blocks, *rest = lines
-    return (row, blocks, *_SLOTS, *rest)
+    blocks, *rest = lines
+    return (blocks, *_SLOTS, *rest)
 
 
 def sequence_backward(kernels: BackwardKernels, *, listed: bool) -> tuple[tuple[str, Way], ...]:
@@ -127,9 +129,11 @@ def sequence_backward(kernels: BackwardKernels, *, listed: bool) -> tuple[tuple[
         kernel="_sequence_dq_kernel",
         grid="_slots(Sq, BQ, B, packed) * Hq",
         constants=(*_SEQUENCE, *kernels.flags, *PORTABLE_OPTIONS),
-        zeros=tuple(f"{s.name}={'(P, Hq, Sq)' if s.per_row else '(B, Hq, _ceil(Sq, BQ))'}" for s in kernels.dq_sums),
+        zeros=tuple(
+            f"{s.name}={'(P, Hq, Sq)' if s.per_row else '(B, Hq, host.ceil(Sq, BQ))'}" for s in kernels.dq_sums
+        ),
     )
-    tiles = "BQ, BK, warps, stages = _sequence_tiles(q, v)[{}]".format
+    tiles = "BQ, BK, warps, stages = host.sequence_tiles(TILES, q, v)[{}]".format
     return (
         ("outside", Way(launches=(_before("backward", listed=listed),))),
         *((("rows", Way(launches=rows)),) if rows else ()),

@@ -13,7 +13,6 @@ from attngen.emit.text.names import Names
 from attngen.emit.text.params import ParamView, views
 from attngen.emit.text.prune import without_unused
 from attngen.emit.text.render import render
-from attngen.emit.text.weights import weight_view
 from attngen.emit.torch_shared import expressions as host_expressions
 from attngen.emit.torch_shared.own_term import own_lines, size_text
 from attngen.emit.triton.code.names import reserved
@@ -54,8 +53,8 @@ _ADDED = ("def _merged(parts):", "    return functools.reduce(torch.add, (out fo
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceFileView:
     """Names and lines of the host's functions. `read`: params that a piece reads. `given`: all params by name, as a
-    dict. `function`: that of pieces with one number for all sequences; `each_lines`: others. `wrapped`: the forward
-    passes that may be left out. `stretches`: where the plan's are, `any` and `all`."""
+    dict. `function`: that of pieces with one number for all sequences; `each_lines`: others. `stretches`: where the
+    plan's are, `any` and `all`."""
 
     name: str
     numbers: Lines
@@ -79,10 +78,6 @@ class PieceFileView:
     each_lines: Lines
     templates: Lines
     # the backward pass
-    wrapped: Lines
-    name_lines: Lines
-    rest_lines: Lines
-    saved: str
     outputs: str
     # which pairs matter
     mask_lines: Lines
@@ -92,11 +87,9 @@ class PieceFileView:
     count_lines: Lines
 
 
-def pieces_module(
-    spec: Attention, plan: KernelPlan, pieces: dict[str, Piece], of_piece: KernelPlan, *, forward: bool
-) -> str:
-    """`pieces`: by the ending of their modules, `_piece` and perhaps `_each`; `of_piece`: the plan of the first."""
-    view = _view(spec, plan, pieces, of_piece, forward=forward)
+def pieces_module(spec: Attention, plan: KernelPlan, pieces: dict[str, Piece], *, forward: bool) -> str:
+    """`pieces`: by the ending of their modules, `_piece` and perhaps `_each`."""
+    view = _view(spec, plan, pieces, forward=forward)
     return without_unused(render("pieces/module.py.j2", {"pieces": view}))
 
 
@@ -106,9 +99,7 @@ def endings(pieces: Iterable[str], *, forward: bool) -> Lines:
     return ("_partial", "_merge", "_finish", *later, "_visits", "_work")
 
 
-def _view(
-    spec: Attention, plan: KernelPlan, pieces: dict[str, Piece], of_piece: KernelPlan, *, forward: bool
-) -> PieceFileView:
+def _view(spec: Attention, plan: KernelPlan, pieces: dict[str, Piece], *, forward: bool) -> PieceFileView:
     clash = next((p.name for p in spec.params if p.name in _ARGUMENTS), None)
     if clash is not None:
         raise UsageError(f"the param `{clash}` has the name of an argument of the geometry pieces: rename it")
@@ -117,7 +108,6 @@ def _view(
     read = tuple(p.name for p in piece.own.params if p.name not in piece.numbers)
     term = readable_term(spec.name, plan.weights)
     in_term = () if term is None else read_params(term)
-    weights = weight_view(of_piece, forward=forward)
     finish = _keywords(params, in_term)
     at_visits = _keywords(params, ())
     sums = spec.normalizer.sums
@@ -135,7 +125,7 @@ def _view(
         host_keywords="".join(f", {x}" for x in ("*", *at_visits)) if at_visits else "",
         packed_doc=_PACKED_DOC if "_each" in pieces else "The four numbers are the same for all sequences.",
         merge_lines=_MERGED if sums else _ADDED,
-        own_lines=own_lines(spec, term),
+        own_lines=own_lines(spec, term, "host.element_at"),
         offset_lines=_offset_lines(spec),
         seed_lines=_seed_lines(spec),
         row_lines=_row_lines(spec, piece, read),
@@ -144,17 +134,10 @@ def _view(
         templates=tuple(
             f"pieces/{name}.py.j2" for name in ("backward", "visits") if not (forward and name == "backward")
         ),
-        wrapped=tuple(
-            f"{name} = _or_finished({name})"
-            for name in ("_attend_piece", *(("_attend_each", "_attend_sequences_each") if "_each" in pieces else ()))
-        ),
-        name_lines=_NAMES if weights.saves_rest else (),
-        rest_lines=_REST if weights.saves_rest else (),
-        saved=f"{', lse.exp()' if weights.saves_den else ''}{', rest' if weights.saves_rest else ''}",
         outputs=_outputs(sums=sums),
         mask_lines=_mask_lines(spec),
         size_lines=_size_lines(spec),
-        mask=host_expressions.torch(spec.mask, _names(spec, plan, "rows", "keys")),
+        mask=host_expressions.torch(spec.mask, _names(spec, plan, "queries", "keys")),
         stretches=(_ends(spec, plan, plan.keys.any), _ends(spec, plan, plan.keys.all)) if solved else ("()", "()"),
         count_lines=("return None",) if _unknown(spec) else (*_KNOWN, *(_SOLVED if solved else _LOOKED_AT)),
     )
@@ -214,16 +197,6 @@ def _each_lines(name: str) -> Lines:
     )
 
 
-_NAMES = (
-    "names = attend.__code__.co_varnames[: attend.__code__.co_argcount]",
-    'precise = names.index("precise") - 1',
-)
-_REST = (
-    "rest = (out.float() - rounded.float()).to(q.dtype) if inputs[precise] else None",
-    "rest = rest if rest is None or rest.dim() == 4 else rest.transpose(0, 1).contiguous()",
-)
-
-
 def _outputs(*, sums: bool) -> str:
     out = "own[:1], (d_out.to(own[0].dtype),)"
     return f"({out}) if d_lse is None else (own, (d_out.to(own[0].dtype), d_lse))" if sums else out
@@ -249,22 +222,22 @@ _KNOWN = (
     "found = _setting(Sq, Sk, params)",
     "if found is None:",
     "    return None",
-    "rows = torch.arange(*q_range).reshape(1, 1, -1, 1)",
-    "area = rows.numel() * (k_range[1] - k_range[0])",
+    "queries = torch.arange(*q_range).reshape(1, 1, -1, 1)",
+    "area = queries.numel() * (k_range[1] - k_range[0])",
 )
 _SOLVED = (
     "size, own = found",
-    "some, every = _stretches(rows, size, own)",
+    "some, every = _stretches(queries, size, own)",
     "least, most = _covered(every, k_range), _covered(some, k_range)",
     "if area > _MOST_PAIRS or bool((least == most).all()):",
     "    return least, most",
-    "exact = _by_pairs(rows, k_range, size, own)",
+    "exact = _by_pairs(queries, k_range, size, own)",
     "return exact, exact",
 )
 _LOOKED_AT = (
     "if area > _MOST_PAIRS:",
     "    return None",
-    "exact = _by_pairs(rows, k_range, *found)",
+    "exact = _by_pairs(queries, k_range, *found)",
     "return exact, exact",
 )
 
@@ -347,15 +320,23 @@ def _reads_rows(spec: Attention, plan: KernelPlan) -> bool:
     )
 
 
-def _names(spec: Attention, plan: KernelPlan, rows: str, keys: str) -> dict[str, str]:
+def _names(spec: Attention, plan: KernelPlan, queries: str, keys: str) -> dict[str, str]:
     sizes = {*spec.sizes, *plan.attention.sizes, "B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv", "b", "h", "hkv"}
     renamed = dict(zip(plan.attention.sizes, spec.sizes, strict=True))
     found = {name: f'size["{renamed.get(name, name)}"]' for name in sizes}
     found |= {p.name: f'params["{p.name}"]' for p in spec.params}
-    return {**found, "q": rows, "q0": rows, "q1": rows, "k": keys, "device": '"cpu"'}
+    return {
+        **found,
+        "q": queries,
+        "q0": queries,
+        "q1": queries,
+        "k": keys,
+        "device": '"cpu"',
+        "element": "host.element_at",
+    }
 
 
 def _ends(spec: Attention, plan: KernelPlan, stretches: Iterable[Segment]) -> str:
-    names = _names(spec, plan, "rows", "keys")
+    names = _names(spec, plan, "queries", "keys")
     texts = [f"({host_expressions.torch(s.lo, names)}, {host_expressions.torch(s.hi, names)})" for s in stretches]
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"

@@ -1,0 +1,273 @@
+"""One text in two placements: a generated file's own part, and the runtime that is the same for every specification.
+
+The own part imports the runtime from `_attngen`, the package beside it. `one_file` puts what it calls of the runtime
+below it, and makes of these definitions the modules that it calls them by; `beside` gives the files of the package.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from attngen import runtime
+from attngen.emit.text.units import REGISTERED, TITLE, Unit, laid_out, renamed, units
+from attngen.errors import InternalError
+
+PACKAGE = "_attngen"
+API = 1
+"""The version of the runtime's interface, which its package says, too."""
+_LINE = (
+    "# ================================================================ the runtime\n"
+    "#\n"
+    "# What follows is attngen's, the same for every specification: of its package {package}, what is called above.\n"
+    "# sha256 of what follows: {digest}\n"
+)
+_INDENT = "    "
+_FIRST = "# sha256 of the rest of this file: {digest}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """A module of the package: its docstring, its own statements, the imports that they need, and the modules of the
+    package before it."""
+
+    name: str
+    doc: str
+    own: tuple[Unit, ...]
+    imports: tuple[Unit, ...]
+    before: tuple[str, ...]
+
+
+@functools.cache
+def sources() -> Mapping[str, str]:
+    """The texts of the package's modules by name; that of the package itself is `__init__`."""
+    folder = Path(runtime.__file__).parent / "exported"
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+
+
+@functools.cache
+def _modules() -> tuple[_Module, ...]:
+    """Each after those that it imports."""
+    found = {name: _module(name, text) for name, text in sources().items()}
+    ordered: dict[str, _Module] = {}
+
+    def add(name: str) -> None:
+        for other in found[name].before:
+            if other not in ordered:
+                add(other)
+        ordered[name] = found[name]
+
+    for name in found:
+        if name not in ordered:
+            add(name)
+    return tuple(ordered.values())
+
+
+def _module(name: str, text: str) -> _Module:
+    statements = tuple(units(text))
+    imports = tuple(u for u in statements if u.imports)
+    inside = [u.node for u in imports if isinstance(u.node, ast.ImportFrom) and u.node.level]
+    before = tuple(dict.fromkeys(node.module or "__init__" for node in inside if isinstance(node, ast.ImportFrom)))
+    outside = tuple(u for u in imports if u.node not in inside and u.names != {"annotations"})
+    own = tuple(u for u in statements if not u.imports)
+    return _Module(name, ast.get_docstring(ast.parse(text)) or "", own, outside, before)
+
+
+@functools.cache
+def flat() -> Mapping[str, tuple[Unit, ...]]:
+    """The statements that define each name of the package: no two of its modules define the same."""
+    found: dict[str, tuple[str, tuple[Unit, ...]]] = {}
+    for module in _modules():
+        for unit in module.own:
+            for name in unit.names:
+                before, others = found.get(name, (module.name, ()))
+                if before != module.name:
+                    raise InternalError(f"the runtime's modules {before} and {module.name} both define {name}")
+                found[name] = module.name, (*others, unit)
+    return {name: own for name, (_, own) in found.items()}
+
+
+def _reached(names: Iterable[str]) -> set[int]:
+    """The statements that these names need, by identity."""
+    found: set[int] = set()
+    waiting = [*names]
+    while waiting:
+        for unit in flat().get(waiting.pop(), ()):
+            if id(unit) not in found:
+                found.add(id(unit))
+                waiting += unit.read | unit.names
+    return found
+
+
+# ---------------------------------------------------------------- one file
+
+
+def one_file(own: str) -> str:
+    """The own part, and what it calls of the runtime."""
+    tree = ast.parse(own)
+    imported = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.level]
+    objects = [a.name for n in imported if n.module == PACKAGE for a in n.names if a.name in sources()]
+    members = {name: _members(tree, name) for name in objects}
+    early = _reached(a.name for n in imported if n.module != PACKAGE for a in n.names)
+    late = _reached(member for names in members.values() for member in names) - early
+    lines = own.split("\n")
+    for node in reversed(imported):
+        del lines[node.lineno - 1 : node.end_lineno]
+    rest = "\n".join(lines)
+    above, _, registered = rest.partition(f"{REGISTERED}\n")
+    clash = {name for u in units(rest) if not u.imports for name in u.names} & {*flat()}
+    early_text, early_imports = _printed(early, clash, titles=False)
+    late_text, late_imports = _printed(late, clash, titles=True)
+    used = {name: names for name, names in members.items() if names}
+    made = [f"{', '.join(used)} = ({', '.join(f'ModuleType({_quoted(name)})' for name in used)})"] if used else []
+    if len(used) == 1:
+        made = [f"{name} = ModuleType({_quoted(name)})" for name in used]
+    for name, names in used.items():
+        pairs = ", ".join(f"{n}={n}_" if n in clash else f"{n}={n}" for n in names)
+        made += [
+            f"vars({name}).update(",
+            *textwrap.wrap(f"{pairs},", 116, initial_indent=_INDENT, subsequent_indent=_INDENT),
+            ")",
+        ]
+    more = [ast.parse("from types import ModuleType").body[0]] if made else []
+    above = _with_imports(above, [*early_imports, *late_imports, *more], early_text)
+    modules = TITLE.format("the modules that the file's own part calls")
+    below = "\n\n\n".join((late_text, "\n".join((modules, "", *made)), f"{REGISTERED}\n{registered.rstrip()}"))
+    digest = hashlib.sha256(f"{below}\n".encode()).hexdigest()
+    return f"{above.rstrip()}\n\n\n{_LINE.format(package=PACKAGE, digest=digest)}\n\n{below}\n"
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def _members(tree: ast.Module, name: str) -> list[str]:
+    """The attributes of a module that are read, sorted."""
+    found = {
+        n.attr
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
+        if n.value.id == name
+    }
+    missing = sorted(found - {*flat()})
+    if missing:
+        raise InternalError(f"the runtime has no {name}.{missing[0]}")
+    return sorted(found)
+
+
+def _printed(wanted: set[int], clash: set[str], *, titles: bool) -> tuple[str, list[ast.stmt]]:
+    """The statements, module by module, and the imports that they need. Names that clash get an ending."""
+    parts: list[str] = []
+    imports: list[ast.stmt] = []
+    for module in _modules():
+        own = [u for u in module.own if id(u) in wanted]
+        if not own:
+            continue
+        read = {name for u in own for name in u.read}
+        imports += [u.node for u in module.imports if u.names & read]
+        text = laid_out((u, renamed(Unit(_again(u), u.text, u.names, u.read), clash, "_")) for u in own)
+        first = module.doc.split("\n\n")[0].replace("\n", " ")
+        title = [TITLE.format(f"runtime: {module.name}"), "#", f"# {first}", "", ""]
+        parts.append("\n".join((*title, text)) if titles else text)
+    return "\n\n\n".join(parts), imports
+
+
+def _again(unit: Unit) -> ast.stmt:
+    """A copy of its node, which may be changed."""
+    return ast.parse(unit.text).body[0]
+
+
+def _with_imports(source: str, more: list[ast.stmt], early: str) -> str:
+    """The source with more imports among its own, and `early` below them."""
+    tree = ast.parse(source)
+    own = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+    lines = source.split("\n")
+    first, last = own[0].lineno - 1, own[-1].end_lineno or 0
+    text = imports([*own, *more])
+    below = ["", *early.split("\n")] if early else []
+    while last < len(lines) and not lines[last]:
+        last += 1
+    return "\n".join((*lines[:first], *text, *below, "", *lines[last:]))
+
+
+def imports(nodes: Iterable[ast.stmt]) -> list[str]:
+    """Import statements as one block: the standard library, then others, then the package beside the file; modules,
+    then names of modules."""
+    plain: dict[str, None] = {}
+    names: dict[str, set[str]] = {}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            names.setdefault(f"{'.' * node.level}{node.module}", set()).update(_alias(a) for a in node.names)
+        elif isinstance(node, ast.Import):
+            plain |= dict.fromkeys(_alias(a) for a in node.names)
+    found: list[str] = []
+    for group in range(4):
+        own = [f"import {x}" for x in sorted(plain) if _group(x) == group]
+        own += [line for m in sorted(names) if _group(m) == group for line in _from(m, _listed(names[m]))]
+        found += [*([""] if found and own else []), *own]
+    return found
+
+
+def _from(module: str, names: str) -> list[str]:
+    line = f"from {module} import {names}"
+    if len(line) <= 120:
+        return [line]
+    return [
+        f"from {module} import (",
+        *textwrap.wrap(names, 116, initial_indent=_INDENT, subsequent_indent=_INDENT),
+        ")",
+    ]
+
+
+def _alias(a: ast.alias) -> str:
+    return f"{a.name} as {a.asname}" if a.asname else a.name
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names, key=lambda n: (not n.isupper(), not n[0].isupper(), n)))
+
+
+def _group(name: str) -> int:
+    """`__future__`, the standard library, others, and the package beside the file."""
+    top = name.split()[0].partition(".")[0]
+    return 0 if top == "__future__" else 1 if top in sys.stdlib_module_names else 2 if top else 3
+
+
+def tidied(own: str) -> str:
+    """An own part, of whose imports only the names stand that it reads."""
+    tree = ast.parse(own)
+    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {"annotations"}
+    nodes = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+    for node in nodes:
+        node.names = [a for a in node.names if (a.asname or a.name).partition(".")[0] in read]
+    lines = own.split("\n")
+    first, last = nodes[0].lineno - 1, nodes[-1].end_lineno or 0
+    return "\n".join((*lines[:first], *imports(n for n in nodes if n.names), *lines[last:]))
+
+
+# ---------------------------------------------------------------- beside each other
+
+
+@functools.cache
+def beside() -> Mapping[str, str]:
+    """The files of the package by name; each begins with the sha256 of its rest."""
+    return {f"{name}.py": _FIRST.format(digest=digest(text)) + text for name, text in sources().items()}
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def edited(text: str) -> bool:
+    """Whether a file of the package is not as attngen wrote it, in any release."""
+    first, _, rest = text.partition("\n")
+    return f"{first}\n" != _FIRST.format(digest=digest(rest))
+
+
+__all__ = ["API", "PACKAGE", "beside", "edited", "imports", "one_file", "sources", "tidied"]

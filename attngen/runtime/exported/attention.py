@@ -1,0 +1,602 @@
+"""A generated attention: its calls checked, its kernels launched, its gradients registered."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from . import API
+from .arguments import (
+    in_autocast,
+    int_or_place,
+    scale_number,
+    scaled,
+    seed_tensor,
+    seems_turned,
+    single,
+    warn_of_order,
+    warn_of_rounding,
+    whole_number,
+)
+from .devices import alignment, chip, layout_of, like, near, number_tensor, padded, strides_of
+from .launch import compiled_together
+from .operators import FINISHED, Operator, Signature, finished, refuse_tangents
+from .watched import unwatched
+
+NUMBERS = (bool, int, float)
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Param:
+    """A param as the host sees it. `name`: as a caller writes it; `local`: as kernels do. `kind`: float, int or bool.
+
+    A tensor has `strides`, the kernels' names of them, and `shape`, of the sizes of a call; `binds`: axes by the sizes
+    that they bind. A scalar has neither. `either`: an int or a bool that kernels read from memory where a tensor holds
+    it. `learns`: it has a gradient. One with an element for each row has `rows`, by axis what it counts: "B", "Sq",
+    "Sk" or nothing; and `dims`, as the specification writes them.
+    """
+
+    name: str
+    local: str = ""
+    kind: str = "float"
+    strides: tuple[str, ...] = ()
+    shape: Callable[[Any], tuple[int, ...]] | None = None
+    binds: tuple[tuple[str, int], ...] = ()
+    either: bool = False
+    learns: bool = False
+    rows: tuple[str, ...] = ()
+    dims: str = ""
+
+    @property
+    def by_pointer(self) -> bool:
+        return bool(self.strides) or self.kind == "float"
+
+    @property
+    def schema(self) -> str:
+        return "Tensor" if self.by_pointer else "SymInt" if self.either or self.kind == "int" else "bool"
+
+
+class Inputs(NamedTuple):
+    """What the operator takes beside q, k and v: the params' values, and where tensors hold those of scalars."""
+
+    given: tuple[Any, ...]
+    scale: float
+    seed: Tensor | None
+    precise: bool
+    places: tuple[Tensor | None, ...]
+    bounds: tuple[Any, ...]
+
+
+class Backward(NamedTuple):
+    """What launches of the backward pass depend on. `needed`: which params want a gradient; `usual`: whether
+    log-sum-exps can be divided by the scale; `precise`: whether what rounding took from out is known."""
+
+    has_d_lse: bool
+    precise: bool
+    needed: tuple[bool, ...]
+    usual: bool
+
+
+class Layout:
+    """What calls of one layout share: values, scalars that passed the checks, launches."""
+
+    def __init__(self, attention: Attention, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> None:
+        sizes = attention.sizes_of(q, v, tensors)
+        B, Hq, Sq, D = q.shape
+        Hkv, Sk, Dv = v.shape[1:]
+        bits = attention.longest_bits
+        if max(Sq, Sk) >= 2**bits:  # not in `check`: while tracing they may be symbols
+            found = f"sequences must be shorter than 2**{bits}, not {Sq} and {Sk}"
+            attention.refuse(f"{found}: positions are computed in 32 bits")
+        rows = near(q), near(k), near(v)
+        self.near = rows[0] is q and rows[1] is k and rows[2] is v
+        self.shape = B, Hq, Hkv, Sq, Sk, D, Dv
+        self.sizes = sizes
+        # Shapes and strides of the results.
+        self.out = like(q, Dv)
+        self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
+        strides = strides_of(q=rows[0].stride(), k=rows[1].stride(), v=rows[2].stride(), out=self.out[1])
+        self.values: dict[str, Any] = {**strides, **vars(sizes)}
+        for p, x in zip(attention.ranked, tensors, strict=True):
+            repeated = x if p.shape is None else x.expand(p.shape(sizes))  # of sizes of 1, without a copy
+            self.values |= zip(p.strides, repeated.stride(), strict=True)
+        if attention.fetched is not None:
+            self.values["fetched"] = attention.fetched(*tensors)
+        self.constants: dict[str, Any] = {"D": D, "Dv": Dv, "ALIGN": alignment(strides)}
+        if attention.fast:
+            self.constants["FAST"] = q.element_size() == 2 and chip(q.device).startswith("sm_")
+        self.wide = {
+            "D": D,
+            "Dv": Dv,
+            "BLOCK_D": max(64, padded(D)),
+            "BLOCK_DV": max(64, padded(Dv)),
+            "FAST": True,
+            "num_warps": 4,
+        }
+        self.fits: set[Any] = set()
+        self.forward: dict[Any, Any] = {}
+        self.backward: dict[Any, Any] = {}
+        self.pairs: dict[Any, Any] = {}
+        self.sequences: dict[Any, Any] = {}
+
+
+class Attention:
+    """Call it with (q, k, v, *params), scale, return_lse, dropout_seed and check.
+
+    `forward(known, q, k, v, out)` and `backward(known, strides, q, k, v, d_out, dq, dk, dv, asked)` return the launches
+    for calls of one layout; they are asked once, and the launches are kept and run again. `pairs` returns those of
+    kernels that gather a param's gradient over pairs, `gradients` the params' gradients. `check_params`, `check_sizes`
+    and `check_facts` raise what does not fit of params, of sizes, and of elements.
+
+    `saves`: results beside out and lse that the backward pass reads, `den` or `rest`. `scale`: see `scaled`;
+    `positive`: kernels take a positive one. `fast`: kernels have the constant FAST. `only`: what `arch`, `head_dim` and
+    `dtype` restrict calls to.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        key: str,
+        *,
+        api: int,
+        forward: Callable[..., tuple[Any, ...]],
+        backward: Callable[..., tuple[Any, ...]] | None = None,
+        pairs: Callable[..., dict[str, Any]] | None = None,
+        gradients: Callable[..., tuple[Tensor, ...]] | None = None,
+        params: tuple[Param, ...] = (),
+        check_params: Callable[..., Any] | None = None,
+        check_sizes: Callable[..., None] | None = None,
+        check_facts: Callable[..., None] | None = None,
+        fetched: Callable[..., int] | None = None,
+        saves: tuple[str, ...] = (),
+        scale: str = "factor",
+        positive: bool = True,
+        dropout: bool = False,
+        sums_of_none: bool = False,
+        fast: bool = False,
+        longest_bits: int = 27,
+        only: dict[str, Any] | None = None,
+    ) -> None:
+        if api != API:
+            raise ImportError(f"{name} needs version {api} of attngen's runtime, and {__name__} is of version {API}")
+        self.name, self.params, self.only = name, params, only or {}
+        self.forward_launches, self.backward_launches, self.pair_launches = forward, backward, pairs
+        self.param_gradients = gradients
+        self.check_params, self.check_sizes, self.check_facts = check_params, check_sizes, check_facts
+        self.fetched, self.scale_use, self.positive = fetched, scale, positive
+        self.dropout, self.sums_of_none, self.fast, self.longest_bits = dropout, sums_of_none, fast, longest_bits
+        self.rounds = "rest" in saves
+        self.kept = ("out", "lse", *saves)
+        self.ranked = tuple(p for p in params if p.strides)
+        self.at_ranked = tuple(3 + i for i, p in enumerate(params) if p.strides)
+        self.at_scalars = tuple(3 + i for i, p in enumerate(params) if not p.strides)
+        self.at_pointers = tuple(3 + i for i, p in enumerate(params) if p.by_pointer)
+        self.at_learned = tuple(3 + i for i, p in enumerate(params) if p.learns)
+        self.at_either = tuple(3 + i for i, p in enumerate(params) if p.either)
+        self.ready: dict[tuple[Any, ...], Layout] = {}  # by layout of the tensors
+        self.refusal: type[Exception] = ValueError  # an `attngen.Kernel` sets its own subclass
+        self.caller = 5  # the stack level of warnings; an `attngen.Kernel` adds 2
+        self.signature = self.signature_of(())
+        self.operator = Operator(key, self.signature, self, backward is None)
+
+    def signature_of(self, bounds: tuple[tuple[str, str], ...]) -> Signature:
+        """That of the operator, whose last inputs say where sequences are."""
+        inputs = [(x, "Tensor") for x in "qkv"] + [(p.local or p.name, p.schema) for p in self.params]
+        inputs += [("scale", "float")]
+        inputs += [("seed", "Tensor")] if self.dropout else []
+        inputs += [("precise", "bool")] if self.rounds else []
+        inputs += [(f"{p.local or p.name}_at", "Tensor?") for p in self.params if p.either]
+        smooth = tuple(i for i in self.at_pointers if self.params[i - 3].kind == "float" and i not in self.at_learned)
+        return Signature((*inputs, *bounds), self.kept, self.at_learned, smooth)
+
+    def finished(self, out: Tensor, lse: Tensor) -> AbstractContextManager[None]:
+        """In this block, calls return these results in place of computing them."""
+        return finished(out, lse)
+
+    # ---------------------------------------------------------------- a call
+
+    def __call__(
+        self,
+        operands: tuple[Any, ...],
+        scale: Any = None,
+        return_lse: bool = False,
+        dropout_seed: Any = None,
+        check: bool = False,
+    ) -> Any:
+        q = operands[0]
+        if check and self.check_facts is not None:
+            self.facts_hold(operands, scale)
+        if isinstance(q, Tensor) and not q.is_meta and torch.is_autocast_enabled(q.device.type):
+            q, k, v = (in_autocast(x, q.device.type) for x in operands[:3])
+            with torch.autocast(q.device.type, enabled=False):
+                return self((q, k, v, *operands[3:]), scale, return_lse, dropout_seed)
+        if scale is None:
+            try:
+                scale = q.shape[-1] ** -0.5
+            except (AttributeError, IndexError, ZeroDivisionError):
+                scale = 1.0  # `check` refuses this call
+        elif isinstance(scale, Tensor):
+            operands = self.check(operands, scale)
+            q, scale = scaled(self.refuse, operands[0], scale, self.scale_use)
+            operands = (q, *operands[1:])
+        elif type(scale) is not float or not abs(scale) < torch.inf:
+            scale = scale_number(self.refuse, scale)
+        known = fit = None
+        alone = unwatched(*self.watched(operands, dropout_seed))
+        if alone:
+            known = self.ready.get(layout_of(*self.tensors(operands)))
+            fit = self.numbers(operands, scale)
+        if known is None or fit is None or fit not in known.fits:
+            operands = self.check(operands, scale)
+            if alone and not operands[0].is_meta:
+                known = known or self.layout(*self.tensors(operands))
+                if len(known.fits) >= 1024:
+                    known.fits.clear()
+                known.fits.add(fit)
+        if operands[0].dtype is torch.bfloat16 and operands[0].is_cpu:
+            # Triton's interpreter has no bfloat16 products, so it computes in float32.
+            operands = (*(x.float() for x in operands[:3]), *operands[3:])
+            out, lse = self(operands, scale, True, dropout_seed)
+            return (out.bfloat16(), lse) if return_lse else out.bfloat16()
+        turned = self.positive and scale <= 0.0
+        inputs = self.inputs(operands, scale, dropout_seed, known is not None)
+        if turned:
+            known = known and self.layout(*self.tensors(inputs))
+        results = self.run(self.operator, inputs, known)
+        return results[:2] if return_lse else results[0]
+
+    def run(self, operator: Operator, inputs: tuple[Any, ...], known: Any) -> Any:
+        """The operator's results, without its dispatch where the layout is `known`."""
+        if torch.is_grad_enabled() and any([inputs[i].requires_grad for i in (0, 1, 2, *self.at_pointers)]):
+            if self.backward_launches is None:
+                self.refuse(
+                    "this file was made with the option forward and has no gradients: call it under torch.no_grad(), "
+                    "or compile the spec without that option"
+                )
+            if known is not None:
+                return operator.direct(*inputs, known)
+        return operator.call(*inputs) if known is None else operator.computes.attend(inputs, known)
+
+    def tensors(self, operands: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """Those whose layout decides how kernels are launched."""
+        return (*operands[:3], *[operands[i] for i in self.at_ranked]) if self.at_ranked else operands[:3]
+
+    def watched(self, operands: tuple[Any, ...], seed: Any) -> tuple[Tensor, ...]:
+        """What may be a tensor that somebody looks at."""
+        scalars = [operands[i] for i in self.at_scalars] + ([seed] if self.dropout else [])
+        return (*self.tensors(operands), *[x for x in scalars if isinstance(x, Tensor)])
+
+    def numbers(self, operands: tuple[Any, ...], scale: float) -> Any:
+        """What a call is known to pass the checks by: numbers alone, or None."""
+        if not self.at_scalars:
+            return float(scale)
+        scalars = [operands[i] for i in self.at_scalars]
+        if any([type(x) not in NUMBERS for x in scalars]):
+            return None
+        return (float(scale), *[(type(x), x) for x in scalars])
+
+    def inputs(self, operands: tuple[Any, ...], scale: float, seed: Any, own: bool) -> tuple[Any, ...]:
+        """The operator's. `own`: tensors of numbers may be kept for later calls."""
+        q, k, v, *given = operands
+        places: list[Tensor | None] = []
+        for i in self.at_scalars:
+            p, x = self.params[i - 3], given[i - 3]
+            if p.kind == "float":
+                tensor = isinstance(x, Tensor)
+                x = x.to(device=q.device, dtype=torch.float32) if tensor else number_tensor(x, q.device, own)
+            elif p.either:
+                x, place = (x, None) if type(x) is int else int_or_place(x, q.device)
+                places.append(place)
+            elif p.kind == "int":
+                x = x if type(x) is int else whole_number(self.refuse, p.name, x)
+            else:
+                x = x if type(x) is bool else bool(whole_number(self.refuse, p.name, x, "a bool"))
+            given[i - 3] = x
+        if self.positive and scale <= 0.0:
+            # The kernels take a positive scale; its sign, or its being zero, goes into q.
+            q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
+        more: list[Any] = [seed_tensor(self.refuse, seed, q.device)] if self.dropout else []
+        if self.rounds:
+            # A param's gradient sums over all pairs: in half precision it needs what rounding takes from out.
+            learned = [given[i - 3].requires_grad for i in self.at_learned]
+            more.append(torch.is_grad_enabled() and any(learned) and q.dtype is not torch.float32)
+        return (q, k, v, *given, float(scale), *more, *places)
+
+    # ---------------------------------------------------------------- checks
+
+    def refuse(self, message: str) -> NoReturn:
+        raise self.refusal(f"{self.name}: {message}")
+
+    def note_rounding(self, name: str, x: Tensor) -> None:
+        """Warns of a float64 param."""
+        if x.dtype is torch.float64 and not torch.compiler.is_compiling():
+            warn_of_rounding(self.name, name, self.caller + 1)
+
+    def single(self, name: str, x: Any) -> Any:
+        """A number rounded to float32."""
+        if isinstance(x, Tensor):
+            self.note_rounding(name, x)
+        return single(self.refuse, name, x)
+
+    def sizes_of(self, q: Tensor, v: Tensor, tensors: tuple[Tensor, ...]) -> Any:
+        """The sizes of a call by name, those that params bind among them."""
+        B, Hq, Sq, D = q.shape
+        Hkv, Sk, Dv = v.shape[1:]
+        found = SimpleNamespace(B=B, Hq=Hq, Hkv=Hkv, Sq=Sq, Sk=Sk, D=D, Dv=Dv)
+        for p, x in zip(self.ranked, tensors, strict=True):
+            for name, axis in p.binds:
+                setattr(found, name, x.shape[axis])
+        return found
+
+    def check(self, operands: tuple[Any, ...], scale: Any, dense: bool = True, whole: bool = False) -> tuple[Any, ...]:
+        """Raises one clear error if an argument does not fit. Returns the operands, if `whole` with sizes of 1
+        expanded."""
+        refuse = self.refuse
+        q, k, v = operands[:3]
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if not isinstance(x, Tensor):
+                refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
+            if x.dim() != 4:
+                refuse(f"{name} must have 4 dimensions (batch, heads, length, head dim), not shape {tuple(x.shape)}")
+            if x.layout is not torch.strided:
+                refuse(f"{name} must be a strided tensor, not {x.layout}")
+            self.check_dtype(name, x)
+            if x.dtype != q.dtype:
+                refuse(f"{name} must have q's dtype {q.dtype}, not {x.dtype}")
+            if x.device != q.device:
+                refuse(f"{name} must be on q's device {q.device}, not {x.device}")
+        B, Hq, Sq, D = q.shape
+        k, v = (x.expand(B, -1, -1, -1) if x.shape[0] == 1 != B else x for x in (k, v))
+        Hkv, Sk, Dv = v.shape[1:]
+        if k.shape != (B, Hkv, Sk, D):
+            wanted = (B, Hkv, Sk, D)
+            refuse(f"k must have q's batch and head dim, and v's heads and length, {wanted}, not {tuple(k.shape)}")
+        if v.shape[0] != B:
+            refuse(f"v must have q's batch {B}, not {v.shape[0]}")
+        if Hq % Hkv if Hkv else Hq:
+            refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v: their axis is 1")
+        self.check_scope(q, D, Dv)
+        turned = seems_turned(q, k, Sq, Sk, Hq, Hkv)
+        given = operands[3:]
+        if self.check_params is not None:
+            given = self.check_params(self, q, k, v, *given, turned, whole)
+        if dense and self.check_sizes is not None:
+            self.check_sizes(self, q, k, v, *given)
+        refuse_tangents(refuse, q, k, v, *given, scale)
+        if turned:
+            warn_of_order(self.name, self.caller)
+        return (q, k, v, *given)
+
+    def check_dtype(self, name: str, x: Tensor) -> None:
+        dtype = self.only.get("dtype")
+        if dtype is None:
+            if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+                self.refuse(f"{name} must be float16, bfloat16 or float32, not {x.dtype}")
+        elif x.dtype is not DTYPES[dtype] and not (dtype == "bf16" and x.dtype is torch.float32 and x.is_cpu):
+            # In the interpreter a call in bfloat16 calls itself with float32.
+            wanted = str(DTYPES[dtype]).removeprefix("torch.")
+            self.refuse(f"this file was made with dtype={dtype}: {name} must be {wanted}, not {x.dtype}")
+
+    def check_scope(self, q: Tensor, D: int, Dv: int) -> None:
+        """Head dims, the device, and what the file was made for."""
+        dims = self.only.get("head_dim")
+        if dims is None:
+            if not (0 < D <= 256 and 0 < Dv <= 256):
+                self.refuse(f"head dims must be from 1 to 256, not {D} and {Dv}")
+        elif (D, Dv) != dims:
+            asked = f"{dims[0]}" if dims[0] == dims[1] else f"{dims[0]}/{dims[1]}"
+            wanted = f"head dims must be {dims[0]} and {dims[1]}, not {D} and {Dv}"
+            self.refuse(f"this file was made with head_dim={asked}: {wanted}")
+        if q.device.type not in ("cuda", "cpu", "meta"):
+            self.refuse(f"q must be on a GPU, or on the CPU under TRITON_INTERPRET=1, not on {q.device}")
+        arch = self.only.get("arch")
+        if arch is not None and q.device.type == "cuda" and chip(q.device) != arch:
+            self.refuse(f"this file was made with arch={arch}, and {q.device} is {chip(q.device)}")
+
+    def facts_hold(self, operands: tuple[Any, ...], scale: Any) -> None:
+        """Checks the facts that no call checks unless it is asked to: it reads elements, and waits for the device."""
+        operands = self.check(operands, scale, whole=True)
+        if torch.compiler.is_compiling() or (operands[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+            self.refuse(
+                "check=True reads elements, which torch.compile and CUDA graphs do not allow: leave it out there"
+            )
+        if self.check_facts is not None:
+            self.check_facts(self, *operands, scale)
+
+    # ---------------------------------------------------------------- what kernels get
+
+    def layout(self, *tensors: Tensor) -> Layout:
+        """The `Layout` of these tensors."""
+        layout = layout_of(*tensors)
+        if layout not in self.ready:
+            if len(self.ready) >= 1024:
+                self.ready.clear()
+            self.ready[layout] = Layout(self, *tensors)
+        return self.ready[layout]
+
+    def unpacked(self, inputs: tuple[Any, ...]) -> Inputs:
+        """The operator's inputs after q, k and v."""
+        at = 3 + len(self.params)
+        given, (scale, *rest) = inputs[3:at], inputs[at:]
+        seed = rest.pop(0) if self.dropout else None
+        precise = rest.pop(0) if self.rounds else False
+        return Inputs(given, scale, seed, precise, (*rest[: len(self.at_either)],), (*rest[len(self.at_either) :],))
+
+    def values_of(self, call: Inputs) -> dict[str, Any]:
+        """The values of params, scale and seed by the names of the kernels' parameters."""
+        found: dict[str, Any] = {"scale": call.scale, "seed": call.seed}
+        places = iter(call.places)
+        for p, x in zip(self.params, call.given, strict=True):
+            place = next(places) if p.either else None
+            x = x if place is None else place
+            found[p.local or p.name] = int(x) if p.kind == "bool" and not p.by_pointer and place is None else x
+        return found
+
+    def deciding(self, call: Inputs) -> tuple[Any, ...]:
+        """What of scalars and the seed decides which compiled kernel is launched: addresses, and how many bits an int
+        needs."""
+        if not self.at_scalars:
+            return () if call.seed is None else (call.seed.data_ptr() % 16,)
+        found: list[Any] = []
+        places = iter(call.places)
+        for i in self.at_scalars:
+            p, x = self.params[i - 3], call.given[i - 3]
+            if p.kind == "float":
+                found.append(x.data_ptr() % 16)
+            elif p.kind == "int":
+                found.append((-(2**31) <= x < 2**31, x < 2**63))
+            if p.either:
+                place = next(places)
+                found.append(place is None or place.dtype)
+        return (*found, call.seed is None or call.seed.data_ptr() % 16)
+
+    def saved(self, q: Tensor, precise: bool, results: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
+        """What the operator returns where `results` are known, in float32: in the dtype of q, and what it saves."""
+        out, lse = results
+        rounded = out.to(q.dtype)
+        found: dict[str, Any] = {"out": rounded, "lse": lse, "rest": None}
+        if "den" in self.kept:
+            found["den"] = lse.exp()
+        if precise:
+            lost = (out.float() - rounded.float()).to(q.dtype)
+            found["rest"] = (lost.transpose(0, 1) if lost.ndim == 3 else lost).contiguous()
+        return tuple(found[name] for name in self.kept)
+
+    # ---------------------------------------------------------------- what the operator computes
+
+    def attend(
+        self, inputs: tuple[Any, ...], known: Layout | None = None, learn: Callable[..., Any] | None = None
+    ) -> tuple[Any, ...]:
+        """A call that needs no operator knows the layout of its tensors already. `learn` is the backward pass of its
+        results, whose kernels are compiled with these.
+        """
+        own = known is not None
+        call = self.unpacked(inputs)
+        known = known or self.layout(*self.tensors(inputs))
+        q, k, v = inputs[:3]
+        if (results := FINISHED.get()) is not None:
+            return self.saved(q, call.precise, results)
+        if not known.near:
+            q, k, v = near(q), near(k), near(v)
+        out = q.new_empty_strided(*known.out)
+        found = dict(out=out, lse=q.new_empty_strided(*known.lse, dtype=torch.float32), **self.more_results(q, v, call))
+        results = tuple(found[name] for name in self.kept)
+        if out.numel():
+            key = (*self.deciding(call), call.precise)
+            if self.rounds and not call.precise:
+                found["rest"] = out
+            values = {
+                **known.values,
+                **self.values_of(call),
+                **found,
+                "q": q,
+                "k": k,
+                "v": v,
+                "own": own,
+                "queue": None,
+            }
+            launches = known.forward.get(key)
+            if launches is None:
+                ahead = learn and functools.partial(learn, *results)
+                precise = (call.precise,) if self.rounds else ()
+                launches = self.forward_launches(known, q, k, v, out, *precise)
+                launches = known.forward[key] = compiled_together(launches, values, ahead)
+            with torch.cuda.device_of(q):
+                for launch in launches:
+                    launch(values)
+        return results
+
+    def more_results(self, q: Tensor, v: Tensor, call: Inputs) -> dict[str, Any]:
+        """Empty tensors for what the backward pass reads beside out and lse: denominators, and what out lost in
+        rounding."""
+        found: dict[str, Any] = {}
+        if "den" in self.kept:
+            found["den"] = q.new_empty(q.shape[:3], dtype=torch.float32)
+        if self.rounds:
+            found["rest"] = q.new_empty((*q.shape[:3], v.shape[3])) if call.precise else None
+        return found
+
+    def empty_results(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        q, v, call = inputs[0], inputs[2], self.unpacked(inputs)
+        out, lse = q.new_empty_strided(*like(q, v.shape[3])), q.new_empty(q.shape[:3], dtype=torch.float32)
+        found = dict(out=out, lse=lse, **self.more_results(q, v, call))
+        return tuple(out.new_empty(0) if found[name] is None else found[name] for name in self.kept)
+
+    def empty_gradients(self, inputs: tuple[Any, ...], needed: list[bool]) -> tuple[Any, ...]:
+        return (*(torch.empty_like(near(x)) for x in inputs[:3]), *self.totals(inputs, needed, torch.empty_like))
+
+    def totals(self, inputs: tuple[Any, ...], needed: list[bool], make: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        """A tensor for the gradient of each param, in float32, without elements where it is not needed."""
+        learned = zip(self.at_learned, needed, strict=True)
+        return tuple(
+            make(inputs[i], dtype=torch.float32, memory_format=torch.contiguous_format)
+            if wanted
+            else inputs[i].new_empty(0, dtype=torch.float32)
+            for i, wanted in learned
+        )
+
+    def pairs(self, q: Tensor, k: Tensor, **_: Any) -> int:
+        """How many pairs of a query and a key a head has, whatever the mask."""
+        return q.shape[0] * q.shape[2] * k.shape[2]
+
+    def gradients(
+        self,
+        d_out: Tensor,
+        d_lse: Tensor | None,
+        inputs: tuple[Any, ...],
+        kept: tuple[Tensor, ...],
+        needed: list[bool],
+    ) -> tuple[Any, ...]:
+        """The gradients of q, k, v, and of params that learn."""
+        call = self.unpacked(inputs)
+        known = self.layout(*self.tensors(inputs))
+        q, k, v = inputs[:3]
+        if not known.near:
+            q, k, v = near(q), near(k), near(v)
+        out, d_out = near(kept[0]), near(d_out)
+        kept = (out, *kept[1:])
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        if not (q.numel() and (k.numel() or self.sums_of_none)):
+            return dq.zero_(), dk.zero_(), dv.zero_(), *self.totals(inputs, needed, torch.zeros_like)
+        usual = 1e-18 < call.scale < 1e18  # so that log-sum-exps can be divided by it
+        d_lse = d_lse if d_lse is None else d_lse.contiguous()
+        asked = Backward(d_lse is not None, self.rounds and kept[-1].numel() > 0, (*needed,), usual)
+        # Hooks on saved tensors may return them at other addresses.
+        key = (
+            *(x.data_ptr() % 16 for x in (*kept, d_out)),
+            out.stride(),
+            d_out.stride(),
+            d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16),
+            *self.deciding(call),
+            asked,
+        )
+        strides, launches = known.backward.get(key, (None, ()))
+        strides = strides or strides_of(
+            out=out.stride(), d_out=d_out.stride(), dq=dq.stride(), dk=dk.stride(), dv=dv.stride()
+        )
+        found = dict(zip(self.kept, kept, strict=True), natural_lse=kept[1], dq=dq, dk=dk, dv=dv, d_lse=d_lse)
+        values = {**known.values, **strides, **self.values_of(call), **found, "q": q, "k": k, "v": v, "d_out": d_out}
+        if not launches:
+            assert self.backward_launches is not None
+            launches = self.backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked)
+            launches = compiled_together(launches, values)
+            known.backward[key] = strides, launches
+        with torch.cuda.device_of(q):
+            for launch in launches:
+                launch(values)
+            if self.param_gradients is None:
+                return dq, dk, dv
+            pairs: dict[str, Any] = {}
+            if self.pair_launches is not None:
+                pairs = known.pairs.get(key, {})
+                if not pairs:
+                    pairs = known.pairs[key] = self.pair_launches(known, strides, q, k, v, d_out, *inputs[3:])
+            return dq, dk, dv, *self.param_gradients(known, values, pairs, needed, *call.given)

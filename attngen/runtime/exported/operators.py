@@ -1,0 +1,193 @@
+"""An attention as an operator of PyTorch that autograd, torch.compile, torch.func and FakeTensor know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from .watched import has_tangents, is_transformed, unwatched
+
+Tensors = tuple[Any, ...]
+FINISHED: ContextVar[tuple[Tensor, Tensor] | None] = ContextVar("results that calls return", default=None)
+
+
+@contextmanager
+def finished(out: Tensor, lse: Tensor) -> Generator[None]:
+    """In this block, calls return these results, in float32, in place of computing them: for their gradients."""
+    token = FINISHED.set((out.detach(), lse.detach().contiguous()))
+    try:
+        yield
+    finally:
+        FINISHED.reset(token)
+
+
+class Signature(NamedTuple):
+    """The operator's inputs by name, with their types in its schema, from q, k and v on; and its results.
+
+    `learned`: which inputs after q, k and v get gradients; `smooth`: which others are float tensors, whose gradient is
+    zero.
+    """
+
+    inputs: tuple[tuple[str, str], ...]
+    results: tuple[str, ...]
+    learned: tuple[int, ...] = ()
+    smooth: tuple[int, ...] = ()
+
+    @property
+    def tensors(self) -> list[int]:
+        return [i for i, (_, kind) in enumerate(self.inputs) if kind.startswith("Tensor")]
+
+    def schema(self) -> str:
+        inputs = ", ".join(f"{kind} {name}" for name, kind in self.inputs)
+        return f"({inputs}) -> ({', '.join('Tensor' for _ in self.results)})"
+
+    def backward_schema(self) -> str:
+        inputs = ", ".join(f"{kind} {name}" for name, kind in self.inputs)
+        kept = ", ".join(f"Tensor {name}" for name in self.results)
+        results = ", ".join("Tensor" for _ in range(3 + len(self.learned)))
+        return f"(Tensor d_out, Tensor? d_lse, {inputs}, {kept}, bool[] needed) -> ({results})"
+
+
+class Computes(Protocol):
+    """What an operator does: `known` and `learn` are of calls without its dispatch (`Attention.attend`)."""
+
+    def refuse(self, message: str) -> NoReturn: ...
+    def attend(self, inputs: Tensors, known: Any = None, learn: Callable[..., Any] | None = None) -> Tensors: ...
+    def gradients(
+        self, d_out: Tensor, d_lse: Tensor | None, inputs: Tensors, kept: Tensors, needed: list[bool]
+    ) -> Tensors: ...
+    def empty_results(self, inputs: Tensors) -> Tensors: ...
+    def empty_gradients(self, inputs: Tensors, needed: list[bool]) -> Tensors: ...
+    def pairs(self, **inputs: Any) -> int: ...
+
+
+class Operator:
+    """`key`: its name, `attngen::NAME_…`. `forward_only`: without gradients."""
+
+    def __init__(self, key: str, signature: Signature, computes: Computes, forward_only: bool) -> None:
+        self.signature, self.computes = signature, computes
+        self.tensors, self.n_inputs = signature.tensors, len(signature.inputs)
+
+        def attend(*inputs: Any) -> Tensors:
+            found = computes.attend(inputs)
+            return tuple(found[0].new_empty(0) if x is None else x for x in found)
+
+        self.forward = torch.library.custom_op(key, attend, mutates_args=(), schema=signature.schema())
+        self.forward.register_fake(lambda *inputs: computes.empty_results(inputs))
+        count_flops(self.forward, 1, 1, computes.pairs)
+        self.call: Callable[..., Any] = self.forward
+        self.backward: Any = None
+        if forward_only:
+            return
+
+        def differentiate(d_out: Tensor, d_lse: Tensor | None, *given: Any) -> Tensors:
+            return computes.gradients(d_out, d_lse, given[: self.n_inputs], given[self.n_inputs : -1], given[-1])
+
+        schema = signature.backward_schema()
+        self.backward = torch.library.custom_op(f"{key}_backward", differentiate, mutates_args=(), schema=schema)
+        self.backward.register_fake(
+            lambda d_out, d_lse, *given: computes.empty_gradients(given[: self.n_inputs], given[-1])
+        )
+        self.backward.register_autograd(self._refuse_second)
+        count_flops(self.backward, 3, 2, computes.pairs)
+        self.differentiate = transformable(self.backward, lambda *_: None, self._refuse_second)
+        self.forward.register_autograd(self._differentiate, setup_context=self._save)
+        self.call = transformable(self.forward, self._save, self._differentiate)
+        self.direct = self._direct()
+
+    def _refuse_second(self, ctx: Any, *gradients: Any) -> NoReturn:
+        self.computes.refuse("a second derivative is not computed")
+
+    def _save(self, ctx: Any, inputs: Tensors, output: Tensors) -> None:
+        ctx.others = [None if i in self.tensors else x for i, x in enumerate(inputs)]
+        if len(output) > 2:
+            ctx.mark_non_differentiable(*(x for x in output[2:] if x is not None))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*(inputs[i] for i in self.tensors), *output)
+
+    def _differentiate(
+        self, ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, *_: Any, saved: Tensors | None = None
+    ) -> Tensors:
+        saved = saved or ctx.saved_tensors
+        inputs = list(ctx.others)
+        for i, x in zip(self.tensors, saved, strict=False):
+            inputs[i] = x
+        out, *rest = saved[len(self.tensors) :]
+        kept = (out, *(out.new_empty(0) if x is None else x for x in rest))
+        d_out = torch.zeros_like(out) if d_out is None else d_out
+        needed = [ctx.needs_input_grad[i] for i in self.signature.learned]
+        # Outside the operator, autograd would take these for constants and return a wrong second derivative.
+        apart = not (torch.is_grad_enabled() or inputs[0].is_meta) and unwatched(d_out, *inputs[:3])
+        if apart:
+            found = self.computes.gradients(d_out, d_lse, tuple(inputs), kept, needed)
+        else:
+            refuse_tangents(self.computes.refuse, d_out, d_lse, *inputs[:3])
+            found = self.differentiate(d_out, d_lse, *inputs, *kept, needed)
+        gradients: list[Any] = [*found[:3], *(None for _ in inputs[3:])]
+        for i, total, wanted in zip(self.signature.learned, found[3:], needed, strict=True):
+            gradients[i] = total.to(inputs[i].dtype) if wanted else None
+        for i in self.signature.smooth:
+            gradients[i] = torch.zeros_like(inputs[i]) if ctx.needs_input_grad[i] else None
+        return tuple(gradients)
+
+    def _direct(self) -> Callable[..., Any]:
+        """The operator without its dispatch: inputs, then what is known of their layout."""
+        op = self
+
+        class Direct(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *inputs: Any) -> Tensors:  # pyright: ignore[reportIncompatibleMethodOverride]
+                def learn(*output: Any) -> None:
+                    op._save(ctx, inputs[:-1], output)
+                    op._differentiate(ctx, torch.empty_like(output[0]), None, saved=ctx.to_save)
+
+                output = op.computes.attend(inputs[:-1], inputs[-1], learn)
+                op._save(ctx, inputs[:-1], output)
+                return output
+
+            @staticmethod
+            def backward(ctx: Any, *gradients: Any) -> Tensors:  # pyright: ignore[reportIncompatibleMethodOverride]
+                return *op._differentiate(ctx, *gradients), None
+
+        return Direct.apply
+
+
+def refuse_tangents(refuse: Callable[[str], NoReturn], *arguments: object) -> None:
+    """Refuses forward-mode derivatives, which a call would drop silently."""
+    if has_tangents(*arguments):
+        refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
+
+
+def transformable(operator: Any, save: Callable[..., Any], differentiate: Callable[..., Any]) -> Callable[..., Any]:
+    """`operator`, and under transforms of `torch.func` an autograd function, since they ignore an operator's
+    formula."""
+
+    class Transformed(torch.autograd.Function):
+        generate_vmap_rule = True
+        setup_context = staticmethod(save)
+        backward = staticmethod(differentiate)
+
+        @staticmethod
+        def forward(*inputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return operator(*inputs)
+
+    return lambda *inputs: (Transformed.apply if is_transformed() else operator)(*inputs)
+
+
+def count_flops(op: Any, of_qk: int, of_v: int, pairs: Callable[..., int]) -> None:
+    """Tells `FlopCounterMode` of an operator's products of lengths D and Dv, so many for each pair, allowed or not."""
+    names = [x.name for x in op._opoverload._schema.arguments]
+
+    def flops(*inputs: Any, out_val: Any = None, **more: Any) -> int:
+        given = {**dict(zip(names, inputs, strict=False)), **more}
+        q, v = given["q"], given["v"]
+        return 2 * q.shape[1] * pairs(**given) * (of_qk * q.shape[-1] + of_v * v.shape[-1])
+
+    flops._get_raw = True  # type: ignore[attr-defined]  # it takes tensors, not their shapes
+    flop_registry[op._opoverload.overloadpacket] = flops
