@@ -1,9 +1,13 @@
-"""Reading specs and arrays, and writing results. Takes paths, returns text; a file is written whole or not at all."""
+"""Reading specs, generated files and arrays, and writing results.
+
+Takes paths, returns text; a file is written whole or not at all.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -16,13 +20,49 @@ from attngen.errors import Source, UsageError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_GENERATED = "Made by attngen from the specification below"  # in the docstring of every generated file
+_GENERATED = re.compile(r"^#? ?The specification:\s*$.*^#? ?sha256 of its text: ", re.MULTILINE | re.DOTALL)
+"""What is in the head of every generated file."""
 _LONGEST = 4_000_000  # far above what the parser takes: keeps a device or a video out of memory
 
 
 def read_source(path: str | os.PathLike[str]) -> Source:
     """The spec in a file, or on standard input for `-`. A path that can't be read raises `UsageError`."""
+    source = read_text(path)
+    if is_generated(source):
+        raise UsageError(
+            f"{source.name} is a generated file, not a spec: give the spec that it was made from, whose text is in its "
+            "header. `attngen verify` takes the file itself"
+        )
+    if source.name.endswith(".py"):
+        raise UsageError(f"{source.name} is a Python file, not a spec, whose name ends in .attn")
+    return source
+
+
+def is_generated(source: Source) -> bool:
+    """Whether the text has the head of a file that attngen made."""
+    return _GENERATED.search(source.text) is not None
+
+
+def read_text(path: str | os.PathLike[str], kind: str = "a spec") -> Source:
+    """The text of a file, which should be of this kind. A path that can't be read raises `UsageError`."""
     name = os.fspath(path)
+    return decoded(read_bytes(name, kind), name)
+
+
+def decoded(data: bytes, name: str) -> Source:
+    """The text of a file's contents. Raises `UsageError` where it is not UTF-8."""
+    name = "<stdin>" if name == "-" else name
+    try:
+        return Source(data.decode("utf-8-sig"), name)
+    except UnicodeDecodeError as error:
+        rest = error.object  # without a mark
+        before = rest[: error.start].decode("utf-8").split("\n")
+        where, byte = f"{name}:{len(before)}:{len(before[-1]) + 1}", f"byte 0x{rest[error.start]:02x}"
+        raise UsageError(f"{where}: the file is not UTF-8 text: it has the {byte} here; save it as UTF-8") from error
+
+
+def read_bytes(name: str, kind: str) -> bytes:
+    """What is in a file, or on standard input for `-`. Raises `UsageError` as `read_text` does."""
     try:
         if name == "-":
             data = sys.stdin.buffer.read(_LONGEST + 1)
@@ -33,25 +73,10 @@ def read_source(path: str | os.PathLike[str]) -> Source:
         raise UsageError(f"can't read {name}: {reason(error)}") from error
     except ValueError as error:  # a NUL inside the path
         raise UsageError(f"can't read {name!r}: {error}") from error
-    name = "<stdin>" if name == "-" else name
     if len(data) > _LONGEST:
-        raise UsageError(f"{name} is not a spec: it has more than {_LONGEST:,} bytes")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        rest = error.object  # without a mark
-        before = rest[: error.start].decode("utf-8").split("\n")
-        where, byte = f"{name}:{len(before)}:{len(before[-1]) + 1}", f"byte 0x{rest[error.start]:02x}"
-        raise UsageError(f"{where}: the file is not UTF-8 text: it has the {byte} here; save it as UTF-8") from error
-    if _GENERATED in text[:400]:
-        raise UsageError(
-            f"{name} is a generated file, not a spec: give the spec that it was made from, whose text is in its "
-            "header. To check the file itself, compare its results with those of "
-            "attngen.compile(SPEC, TARGET).reference, which takes the same arguments"
-        )
-    if name.endswith(".py"):
-        raise UsageError(f"{name} is a Python file, not a spec, whose name ends in .attn")
-    return Source(text, name)
+        name = "<stdin>" if name == "-" else name
+        raise UsageError(f"{name} is not {kind}: it has more than {_LONGEST:,} bytes")
+    return data
 
 
 def read_array(path: str) -> NDArray[Any]:

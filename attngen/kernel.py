@@ -20,6 +20,8 @@ from attngen.signature import PublicSignature
 from attngen.vocabulary import GEOMETRIES
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from attngen.emit import Options
     from attngen.ir.evaluate import Array
     from attngen.ir.pieces import Piece
@@ -144,8 +146,11 @@ class Kernel:
         _loads._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
     del _loads
 
+    def _module(self, source: str) -> ModuleType:
+        return targets.named(self.target).load(source, self.name)
+
     def _loaded(self, source: str, ending: str) -> Callable[..., Any]:
-        module = targets.named(self.target).load(source, self.name)
+        module = self._module(source)
         attention = getattr(module, "_attention", None)
         if attention is None:
             vars(module).update(_Refusal=UsageError, _CALLER=7)

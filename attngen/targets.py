@@ -61,14 +61,16 @@ class Target:
     """For which its kernels are tuned without having one; none: they are timed on the card that is here."""
     stages: tuple[str, ...] = ()
     """What its compiler makes of a file."""
+    tile: Callable[[], tuple[int, int] | None] = lambda: None
+    """That of a file whose spec has none, if it is one for all."""
     tuned: Callable[[], type[Tuned] | type[TunedGpu]] | None = None
     """The kind of tiles that `tune` finds for it."""
     tiles: Callable[[Source, Attention, Source, Mapping[str, int]], Tiles] | None = None
     """Those of a file that `tune` wrote: of a spec's text, its attention, the file, and the sizes that are meant."""
 
-    def load(self, source: str, name: str) -> ModuleType:
-        """The module of a generated file of this target; `name`: its attention."""
-        return loader.load(source, name, self.prepare)
+    def load(self, source: str, name: str, place: str | None = None) -> ModuleType:
+        """The module of a generated file of this target; `name`: its attention, `place`: the file's path."""
+        return loader.load(source, name, self.prepare, place)
 
 
 # ---------------------------------------------------------------- the rows
@@ -102,6 +104,12 @@ def _pallas_limits() -> Limits:
     from attngen.plan.limits import Limits
 
     return Limits(ints=WideInts.SATURATE, tpu=True)
+
+
+def _portable_tile() -> tuple[int, int]:
+    from attngen.plan.tiles.portable import PORTABLE
+
+    return PORTABLE
 
 
 def _emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]) -> str:
@@ -191,6 +199,7 @@ TARGETS: dict[str, Target] = {
             limits=_torch_limits,
             emit=_emit_torch,
             precisions=("ieee",),
+            tile=_portable_tile,
             device=devices.of_torch,
             device_name=devices.torch_name,
         ),
@@ -201,6 +210,7 @@ TARGETS: dict[str, Target] = {
             device=devices.of_jax,
             device_name=devices.jax_name,
             takes_jax=True,
+            tile=_portable_tile,
             pieces=True,
         ),
     )

@@ -204,16 +204,16 @@ def cell(shape: Shape, kernels: peers.Kernels, copy: float, *, with_flex: bool) 
         return function(q, k, v, **case.params)
 
     found = {"attngen": measured(case, attend, want, copy, repeats=10)}
-    launches = [x for known in module._READY.values() for ready in known.forward.values() for x in ready]
+    launches = [x for known in module._attention.ready.values() for ready in known.forward.values() for x in ready]
     scalars = [x.scalars for x in launches if hasattr(x, "scalars")]
     found["attngen"]["pieces"] = max((s["pieces"] for s in scalars if "pieces" in s), default=0)
     if shape not in SERVED:
-        own = module._pieces
-        module._READY.clear()
-        module._pieces = lambda *_: 0
+        own = module.host.split_pieces
+        module._attention.ready.clear()
+        module.host.split_pieces = lambda *_: 0
         found["unsplit"] = measured(case, attend, want, copy)
-        module._pieces = own
-        module._READY.clear()
+        module.host.split_pieces = own
+        module._attention.ready.clear()
     others: list[tuple[str, Callable[[], tuple[Attend, Any]]]] = []
     if shape.variant in ("full", "causal") and flash.has_fa3():
         others.append(("fa3", lambda: (split_kv(case), nullcontext())))
@@ -252,12 +252,12 @@ def host(kernels: peers.Kernels) -> dict[str, float]:
         function(q, k[:, :, :n], v[:, :, :n])
     found["new length"] = (time.perf_counter() - start) / len(lengths) * 1e6
     torch.cuda.synchronize()
-    own = module._pieces
-    module._READY.clear()
-    module._pieces = lambda *_: 0
+    own = module.host.split_pieces
+    module._attention.ready.clear()
+    module.host.split_pieces = lambda *_: 0
     found["unsplit"] = microseconds(lambda: function(q, k, v))
-    module._pieces = own
-    module._READY.clear()
+    module.host.split_pieces = own
+    module._attention.ready.clear()
     return found
 
 

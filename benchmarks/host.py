@@ -94,10 +94,12 @@ def loaded(path: Path, name: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    module._CHIPS[torch.device("cpu")] = "sm_90"
-    module._MULTIPROCESSORS[torch.device("cpu")] = 132
-    if hasattr(module, "_stream"):
-        module._stream = lambda _: 0
+    names = vars(module)
+    for before in ("", "_"):  # which older files have
+        if f"{before}CHIPS" in names:
+            names[f"{before}CHIPS"][torch.device("cpu")] = "sm_90"
+            names[f"{before}MULTIPROCESSORS"][torch.device("cpu")] = 132
+    module.stream_of = module._stream = lambda _: 0
     return module
 
 

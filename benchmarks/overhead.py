@@ -46,7 +46,7 @@ def microseconds(work: Callable[[], object], *, calls: int = 200, rounds: int = 
 def launches(module: Any, call: Callable[[], object]) -> list[Callable[[], object]]:
     """Each launch of `call` by Triton itself, with the same arguments; kernels are compiled already."""
     found: list[Callable[[], object]] = []
-    kind = module._Launch if hasattr(module, "_Launch") else module._Ready  # as older files call it
+    kind = module.Launch if hasattr(module, "Launch") else module._Launch  # as older files call it
     launch = kind.launch
 
     def noted(own: Any, *arguments: Any) -> None:
@@ -82,8 +82,8 @@ def measure(cell: Cell, kernels: peers.Kernels) -> dict[str, Any]:
     times = {
         "launch": microseconds(launch),
         "call": microseconds(lambda: attend(q, k, v)),
-        "check": microseconds(lambda: module._check(q, k, v, *params, scale)),
-        "operator": microseconds(lambda: module._forward(q, k, v, *params, scale)),
+        "check": microseconds(lambda: module._attention.check((q, k, v, *params), scale)),
+        "operator": microseconds(lambda: module._attention.operator.forward(q, k, v, *params, scale)),
         "call with gradients": microseconds(lambda: attend(*inputs.qkv)),
         "backward": microseconds(backward, calls=100),
     }

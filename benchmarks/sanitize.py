@@ -143,24 +143,25 @@ def named(out: Any, grads: Sequence[Any], inputs: Inputs) -> dict[str, Any]:
 @contextmanager
 def portable(module: ModuleType) -> Iterator[None]:
     """The file as if it had no kernels of sm_90's own."""
-    tables: list[dict[Any, Any]] = [getattr(module, name) for name in TABLES if hasattr(module, name)]
+    own: Any = module
+    tables: list[dict[Any, Any]] = [own.rows_by_dims(getattr(own, name)) for name in TABLES if hasattr(own, name)]
     kept = [dict(table) for table in tables]
     for table in tables:
         table.clear()
-    module._READY.clear()
+    own._attention.ready.clear()
     try:
         yield
     finally:
         for table, rows in zip(tables, kept, strict=True):
             table.update(rows)
-        module._READY.clear()
+        own._attention.ready.clear()
 
 
 def own_kernels(module: Any, q: Any, k: Any, v: Any) -> list[str]:
     """The directions for which the file has a kernel of sm_90's own at these head dims."""
     choices = {"forward": ("HOPPER",), "backward": ("HOPPER_BACKWARD", "HOPPER_APART")}
     tables = {way: [getattr(module, name) for name in names if hasattr(module, name)] for way, names in choices.items()}
-    return [way for way, found in tables.items() if any(module._hopper(t, q, k, v) is not None for t in found)]
+    return [way for way, found in tables.items() if any(module.hopper_row(t, q, k, v) is not None for t in found)]
 
 
 def run_case(case: Case, module: ModuleType, length: int, device: str) -> tuple[list[str], dict[str, float]]:
@@ -173,8 +174,8 @@ def run_case(case: Case, module: ModuleType, length: int, device: str) -> tuple[
     learned = iter(leaves[3:])
     given = {n: next(learned) if x.is_floating_point() else x.to(device) for n, x in inputs.given.items()}
     function: Callable[..., Any] = getattr(module, case.variant)
-    if hasattr(module, "_MULTIPROCESSORS"):
-        module._MULTIPROCESSORS[q.device] = 2
+    if hasattr(module, "MULTIPROCESSORS"):
+        module.MULTIPROCESSORS[q.device] = 2
     own = own_kernels(module, q, k, v) if case.path == "sm_90" else []
     if case.path == "sm_90" and not own:
         return own, {}

@@ -18,11 +18,12 @@ from attngen.errors import Span
 from attngen.syntax import ast
 
 _IMPORTED = frozenset({
-    "Any", "Callable", "ContextVar", "HopperDescriptor", "NamedTuple", "NoReturn", "Primitive", "Sequence", "Tensor",
-    "TensorDescriptor", "ThreadPoolExecutor", "annotations", "batching", "ctypes", "custom_partitioning", "driver",
-    "fence_async_shared", "flop_registry", "forward_ad", "functools", "gl", "gluon", "jax", "jnp", "knobs", "lax",
-    "math", "mbarrier", "mlir", "namedtuple", "nullcontext", "numbers", "operator", "pl", "pltpu", "replace", "sys",
-    "threading", "tl", "tma",
+    "AbstractContextManager", "Any", "Callable", "ContextVar", "Generator", "HopperDescriptor", "Iterable",
+    "ModuleType", "NamedTuple", "NoReturn", "Primitive", "Protocol", "Sequence", "SimpleNamespace", "Tensor",
+    "TensorDescriptor", "ThreadPoolExecutor", "annotations", "batching", "contextmanager", "ctypes",
+    "custom_partitioning", "dataclass", "driver", "fence_async_shared", "flop_registry", "forward_ad", "functools",
+    "gl", "gluon", "host", "jax", "jnp", "knobs", "lax", "math", "mbarrier", "mlir", "namedtuple", "nullcontext",
+    "numbers", "operator", "pl", "pltpu", "replace", "rows", "sm90", "sys", "threading", "tl", "tma",
     "torch", "triton", "warnings", "warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait",
 })  # fmt: skip
 """What generated modules import by these names."""
@@ -36,7 +37,7 @@ _CONSTANTS = frozenset({
 """What else a generated module holds; its own functions begin with an underscore. `tests/unit/emit` holds both lists
 against generated modules."""
 
-_CALLED = frozenset({"_call", "_check", "_check_facts", "_sequence_call", "_into", "_packed_bounds", "_bounds_of_rows"})
+_CALLED = frozenset({"_attention", "_sequences", "_call", "_check", "_check_facts"})
 """What the generated functions call, and an argument of that name would hide."""
 _ARGUMENTS = frozenset({"q", "k", "v", "scale", "return_lse", "dropout_seed"})
 """The arguments that every generated function has."""

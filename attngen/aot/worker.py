@@ -119,7 +119,7 @@ def sequences(module: Any, request: Request, call: Call, *, packed: bool) -> Non
     seed = [torch.zeros((), dtype=torch.int64)] if request.seeded else []
     ends = torch.zeros(size["B"] + 1, dtype=torch.int32)
     bounds = {f"{side}_{end}": x for side in "qk" for end, x in (("start", ends[:-1]), ("stop", ends[1:]))}
-    out, *_ = _called(module._sequences.operator, q, k, v, *params, size["D"] ** -0.5, *seed, **bounds, packed=packed)
+    out, *_ = called(module._sequences.operator, q, k, v, *params, size["D"] ** -0.5, *seed, **bounds, packed=packed)
     if out.requires_grad:
         gradients(out, [q, k, v])
 
@@ -140,12 +140,12 @@ def forward(module: Any, request: Request, call: Call, *, learned: bool = True) 
     q, k, v = zeros("Hq", "Sq", "D"), zeros("Hkv", "Sk", "D"), zeros("Hkv", "Sk", "Dv")
     params = [_argument(storage, value, learned=learned) for storage, value in call.params]
     seed = [torch.zeros((), dtype=torch.int64)] if request.seeded else []
-    out, lse, *_ = _called(module._attention.operator, q, k, v, *params, size["D"] ** -0.5, *seed)
+    out, lse, *_ = called(module._attention.operator, q, k, v, *params, size["D"] ** -0.5, *seed)
     leaves = [x for x in (q, k, v, *params) if isinstance(x, torch.Tensor) and x.requires_grad]
     return out, lse, leaves
 
 
-def _called(operator: Any, *given: Any, **named: Any) -> Any:
+def called(operator: Any, *given: Any, **named: Any) -> Any:
     """The forward operator. What is not given, of its last inputs, are tensors that are None, and flags."""
     rest = operator.signature.inputs[len(given) :]
     return operator.forward(*given, *(named.get(name, None if kind == "Tensor?" else False) for name, kind in rest))

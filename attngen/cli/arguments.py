@@ -11,7 +11,7 @@ from argparse import Action, ArgumentError, ArgumentParser, ArgumentTypeError, N
 from collections.abc import Sequence
 from typing import Any
 
-from attngen import vocabulary
+from attngen import targets, vocabulary
 
 # ---------------------------------------------------------------- options
 
@@ -64,11 +64,20 @@ def prover_effort(p: ArgumentParser) -> None:
     )
 
 
+def target(p: ArgumentParser, does: str) -> None:
+    """`None` where it is not given: a generated file says its own."""
+    names = [*targets.TARGETS]
+    p.add_argument("--target", choices=names, help=f"what to {does} (default: {targets.DEFAULT})")
+
+
+def settle(args: Namespace) -> None:
+    """Put in what is usual where no target and no precision is given."""
+    args.target, args.precision = args.target or targets.DEFAULT, args.precision or "ieee"
+
+
 def kernel_options(p: ArgumentParser) -> None:
     p.add_argument("--tile", type=tile, metavar="Q,K", help="tile sizes instead of the spec's")
-    p.add_argument(
-        "--precision", choices=vocabulary.PRECISIONS, default="ieee", help="products of fp32 tensors (default: ieee)"
-    )
+    p.add_argument("--precision", choices=vocabulary.PRECISIONS, help="products of fp32 tensors (default: ieee)")
 
 
 def param(p: ArgumentParser) -> None:

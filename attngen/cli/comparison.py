@@ -7,7 +7,7 @@ very values that the kernel gets, rounded to its dtype.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -81,6 +81,39 @@ class Comparison:
         return self.error <= self.tolerance  # a NaN fails
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """The calls that a generated file is for: of all dtypes and head dims, or of these. On the CPU its sequences are
+    as much longer as `tile` is larger than 16, so that they have several tiles, too."""
+
+    dtype: str | None = None
+    head_dim: tuple[int, int] | None = None
+    tile: tuple[int, int] = (16, 16)
+
+    def narrowed(self, case: Case) -> Case:
+        """`case` with this dtype and these head dims; its note says nothing of what it no longer has."""
+        if self.dtype is None and self.head_dim is None:
+            return case
+        fixed = () if self.head_dim is None else tuple(zip(("D", "Dv"), self.head_dim, strict=True))
+        gone = {*(_OF_DTYPE if self.dtype else ()), *(_OF_HEAD_DIM if self.head_dim else ())}
+        note = ", ".join(part for part in case.note.split(", ") if part not in gone) or "plain"
+        return replace(
+            case, note=note, dtype=self.dtype or case.dtype, sizes=tuple((dict(case.sizes) | dict(fixed)).items())
+        )
+
+    def length(self, rows: int, device: str) -> int:
+        """Of a sequence that has `rows` at tiles of 16; what is no multiple of them stays none."""
+        times = max(self.tile) // 16
+        if device != "cpu" or times == 1 or rows < 16:
+            return rows
+        return rows * times - (3 if rows % 16 else 0)
+
+
+_OF_DTYPE = frozenset({"half precision"})
+_OF_HEAD_DIM = frozenset({"Dv ≠ D", "odd dims", "MLA head dims", "large heads"})
+ANY = Use()
+
+
 class Comparing(Protocol):
     """A geometry's comparison: `compare` is that of dense tensors."""
 
@@ -114,22 +147,39 @@ _REAL = (
 
 
 def cases(
-    attention: Attention, device: str, target: targets.Target = targets.TARGETS[targets.DEFAULT]
+    attention: Attention, device: str, target: targets.Target = targets.TARGETS[targets.DEFAULT], use: Use = ANY
 ) -> tuple[Case, ...]:
     """The shapes to run on `device` ("cpu", "cuda" or "tpu"), moved to the nearest that the spec's `assume`s allow. The
-    first comes again with int params at the ends of 32 bits, as far as the `where`s allow."""
+    first comes again with int params at the ends of 32 bits, as far as the `where`s allow. `use`: what they are for."""
     chosen: dict[tuple[str, tuple[tuple[str, int], ...]], Case] = {}
     for note, dtype, text in _TINY if device == "cpu" else _REAL:
         dtype = dtype if dtype in target.dtypes else "bf16"  # TPUs multiply no fp16
         wanted = _sizes(text)
-        sizes = inputs.settle(attention, wanted)
-        moved = any(sizes[name] != value for name, value in wanted.items())
-        case = Case(note + (", moved by `assume`" if moved else ""), dtype, tuple(sizes.items()))
-        chosen.setdefault((dtype, case.sizes), case)
+        wanted |= {name: use.length(wanted[name], device) for name in ("Sq", "Sk")}
+        case = _settled(attention, use.narrowed(Case(note, dtype, tuple(wanted.items()))))
+        chosen.setdefault((case.dtype, case.sizes), case)
     found = tuple(chosen.values())
     if not inputs.far_ints(attention):
         return found
     return (*found, *(replace(found[0], note=f"{ints} ints", ints=ints) for ints in (Ints.LEAST, Ints.GREATEST)))
+
+
+def _settled(attention: Attention, case: Case) -> Case:
+    sizes = inputs.settle(attention, case.size)
+    moved = any(sizes[name] != value for name, value in case.sizes)
+    note = case.note + (", moved by `assume`" if moved else "")
+    return replace(case, note=note, sizes=tuple(sizes.items()))
+
+
+def longer(attention: Attention, cases: tuple[Case, ...], most: int = 2048) -> tuple[Case, ...]:
+    """A case that is longer than the longest int const of those that `cases` do not reach, unless that is above `most`:
+    the reference is dense."""
+    consts = [(value, name) for name, value in beyond(attention, cases) if value <= most]
+    if not consts:
+        return ()
+    value, name = max(consts)
+    one = cases[0].size | {"B": 1, "Hq": 1, "Hkv": 1, "Sq": value + 37, "Sk": value + 37}
+    return (_settled(attention, Case(f"longer than `{name}`", cases[0].dtype, tuple(one.items()))),)
 
 
 def tile_for(case: Case, device: str) -> tuple[int, int] | None:
@@ -139,25 +189,27 @@ def tile_for(case: Case, device: str) -> tuple[int, int] | None:
     return (16, 16) if max(case.size["Sq"], case.size["Sk"]) <= 128 else (32, 32)
 
 
-def verify(
-    source: Source,
-    cases: Iterable[Case],
-    device: str,
-    options: Options,
-    consts: Mapping[str, Const],
-    comparing: Comparing,
-) -> Iterator[tuple[Comparison, ...]]:
-    """Compile a spec and compare it, case by case. The tile is the options', else what `tile_for` says."""
+def compiled(source: Source, options: Options, consts: Mapping[str, Const], device: str) -> Callable[[Case], Kernel]:
+    """The kernel of a spec for each case. The tile is the options', else what `tile_for` says."""
     kernels: dict[tuple[int, int] | None, Kernel] = {}
-    for case in cases:
+
+    def kernel(case: Case) -> Kernel:
         tile = options.tile or tile_for(case, device)
         if tile not in kernels:
             kernels[tile] = build(source, replace(options, tile=tile), consts)
-        yield tuple(comparing(kernels[tile], case, device, coarse=options.precision != "ieee"))
+        return kernels[tile]
+
+    return kernel
+
+
+def differentiates(kernel: Kernel) -> bool:
+    """Whether its file has a backward pass."""
+    return kernel.made is None or not kernel.made[1].forward
 
 
 def compare(kernel: Kernel, case: Case, device: str, *, coarse: bool = False, seed: int = 0) -> Iterator[Comparison]:
-    """Run one case, forward and backward, and compare every result. `coarse`: its fp32 products are rounded."""
+    """Run one case, forward and, if the kernel can, backward, and compare every result. `coarse`: its fp32 products are
+    rounded."""
     spec = kernel.spec
     dropout_seed = SEED if spec.dropout is not None else None
     if takes_arrays(kernel):
@@ -166,7 +218,9 @@ def compare(kernel: Kernel, case: Case, device: str, *, coarse: bool = False, se
     else:
         operands, params, cotangents = drawn(spec, case, device, seed)
         measured = _run(kernel, operands, params, cotangents, dropout_seed)
-    yield from judge(spec, case, measured, expected(spec, operands, params, cotangents, dropout_seed), coarse=coarse)
+    backward = differentiates(kernel)
+    right = expected(spec, operands, params, cotangents, dropout_seed, backward=backward)
+    yield from judge(spec, case, measured, right, coarse=coarse)
 
 
 def takes_arrays(kernel: Kernel) -> bool:
@@ -252,6 +306,10 @@ def _run(
     dropout_seed: int | None,
 ) -> Results:
     extra = {} if dropout_seed is None else {"dropout_seed": dropout_seed}
+    if not differentiates(kernel):
+        with pytorch().no_grad():
+            out, lse = kernel(**operands, **params, **extra, return_lse=True)
+        return {name: x.double().cpu().numpy() for name, x in {"out": out, "lse": lse}.items()}
     out, lse = kernel(**operands, **params, **extra, return_lse=True)
     pytorch().autograd.backward((out, lse), cotangents)
     leaves = {**operands, **{p.name: params[p.name] for p in kernel.spec.params if p.learns}}
@@ -317,11 +375,15 @@ def expected(
     params: Mapping[str, Any],
     cotangents: tuple[Any, Any],
     dropout_seed: int | None = None,
+    *,
+    backward: bool = True,
 ) -> Results:
     """The definition's results and gradients, of what `drawn` gave."""
     arguments: dict[str, Any] = {"params": params, "dropout_seed": dropout_seed}
     forward = reference.evaluate(spec, **operands, **arguments)
+    if not backward:
+        return {"out": forward.out, "lse": forward.lse}
     q, k, v = (operands[name] for name in "qkv")
-    backward = reference.gradients(spec, q, k, v, *cotangents, **arguments)
-    gradients: dict[str, Array] = {"q": backward.q, "k": backward.k, "v": backward.v, **backward.params}
+    found = reference.gradients(spec, q, k, v, *cotangents, **arguments)
+    gradients: dict[str, Array] = {"q": found.q, "k": found.k, "v": found.v, **found.params}
     return {"out": forward.out, "lse": forward.lse} | {f"d {name}": value for name, value in gradients.items()}

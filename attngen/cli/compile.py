@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from attngen import api, files, targets, terminal, vocabulary
-from attngen.cli import arguments, output, shapes
+from attngen.cli import arguments, compile_check, output, shapes
 from attngen.cli.parser import Commands
 from attngen.errors import UsageError
 
@@ -29,11 +29,18 @@ def add(table: Commands) -> None:
     p = table.add_parser(
         "compile",
         help="write the kernel of a spec",
-        description="Compiles a spec to a standalone Python file, or shows any stage on the way.",
+        description="Compiles a spec to a standalone Python file, or shows any stage on the way.\n"
+        "With --check, says whether a file is what a spec compiles to.",
         example="attngen compile examples/windowed_alibi.attn -D window=512 -o windowed_alibi.py",
     )
     arguments.spec(p)
-    p.add_argument("--target", choices=[*targets.TARGETS], default="triton", help="what to generate (default: triton)")
+    arguments.target(p, "generate")
+    p.add_argument(
+        "--check",
+        metavar="FILE",
+        help="write nothing: exit with status 0 if FILE is, byte for byte, what SPEC compiles to with the options in "
+        "FILE's head; else print what differs, and exit with status 1",
+    )
     p.add_argument(
         "-o",
         "--output",
@@ -108,6 +115,8 @@ _GOES_WITH = {
 
 
 def run(args: Namespace) -> int:
+    if args.check is not None and args.emit != "source":
+        raise UsageError(f"--check compares generated files: leave out --emit {args.emit}")
     if args.emit in vocabulary.TPU_STAGES and args.arch is not None:
         raise UsageError(
             f"--arch names a GPU; for --emit {args.emit} name a TPU with --chip {', '.join(vocabulary.TPUS)}"
@@ -116,10 +125,14 @@ def run(args: Namespace) -> int:
         if getattr(args, name) and args.emit not in kinds:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} goes with --emit {', '.join(kinds)}, not with {args.emit}")
+    if args.check is None:
+        arguments.settle(args)
     if args.emit in vocabulary.TPU_STAGES:
         return _compile_for_tpu(args)
     if args.shape and args.tiles is None:
         raise UsageError(f"--shape goes with --tiles or with --emit {', '.join(vocabulary.TPU_STAGES)}")
+    if args.check is not None:
+        return compile_check.run(args, lambda: _tuned(args))
     tuned = _tuned(args)
     output.refuse_overwriting(args.spec, [args.output] if args.output else [])
     return _write_stage(args, tuned) if args.emit in vocabulary.STAGES else _compile_binaries(args)

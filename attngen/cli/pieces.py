@@ -18,6 +18,7 @@ from attngen.cli.comparison import (
     Case,
     Comparison,
     Results,
+    differentiates,
     draw_arrays,
     drawn,
     expected,
@@ -37,14 +38,14 @@ def cuts(rows: int, *, empty: bool) -> tuple[Range, ...]:
 
 
 def compare(kernel: Kernel, case: Case, device: str, *, coarse: bool = False, seed: int = 0) -> Iterator[Comparison]:
-    """Run one case in pieces, forward and backward, and compare every result."""
+    """Run one case in pieces, forward and, if the kernel can, backward, and compare every result."""
     if takes_arrays(kernel):
         operands, params, cotangents = draw_arrays(kernel.spec, case, seed)
     else:
         operands, params, cotangents = drawn(kernel.spec, case, device, seed)
     dropout_seed = None if kernel.spec.dropout is None else SEED
     measured = _run(kernel, operands, params, cotangents, dropout_seed)
-    right = expected(kernel.spec, operands, params, cotangents, dropout_seed)
+    right = expected(kernel.spec, operands, params, cotangents, dropout_seed, backward=differentiates(kernel))
     yield from judge(kernel.spec, case, measured, right, coarse=coarse)
 
 
@@ -92,6 +93,8 @@ def _run(
         some = kernel.merge([parts[3], parts[0]])
         out, lse = kernel.finish(*kernel.merge([parts[1], some, parts[2]]), **plain)
         found.append((out, lse))
+        if not differentiates(kernel):
+            continue
         d_out, d_lse = cotangents[0][own_q], cotangents[1][of(queries, 2)]
         for own_k, at in places:
             stretches = {"q": own_q, "k": own_k, "v": own_k}
@@ -105,6 +108,6 @@ def _run(
             add(gradients)
         add(kernel.finish_backward(d_out, out, lse, d_lse=d_lse, **params))
     out, lse = (numeric.concatenate(x, at) for x, at in zip(zip(*found, strict=True), (axis, 2), strict=True))
-    results = {"out": turned(out), "lse": lse, **{f"d {n}": turned(x) for n, x in sums.items()}}
-    results |= {f"d {n}": x for n, x in learned.items()}
+    gradients = {n: turned(x) for n, x in sums.items()} | learned
+    results = {"out": turned(out), "lse": lse, **{f"d {n}": x for n, x in gradients.items()}}
     return {n: np.asarray(x if arrays else alone(x).double().cpu(), np.float64) for n, x in results.items()}

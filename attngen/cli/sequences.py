@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from attngen import inputs, reference
-from attngen.cli.comparison import DTYPES, SEED, Case, Comparison, as_param, judge
+from attngen.cli.comparison import ANY, DTYPES, SEED, Case, Comparison, Use, as_param, differentiates, judge
 from attngen.emit.torch_shared.leaves import unsummed
 from attngen.errors import UsageError
 from attngen.inputs import Ints
@@ -48,14 +48,15 @@ _REAL = (
 )
 
 
-def cases(attention: Attention, device: str) -> tuple[Case, ...]:
+def cases(attention: Attention, device: str, use: Use = ANY) -> tuple[Case, ...]:
     """The sequences to run on `device`, moved to the nearest that the spec's `assume`s allow; the first comes again
     with int params at the ends of 32 bits. Raises `UsageError` where no lengths near these are allowed."""
     chosen: dict[tuple[str, tuple[tuple[str, int], ...], Lengths], Case] = {}
     for note, dtype, dims, wanted in _TINY if device == "cpu" else _REAL:
         sizes = dict(zip(("Hq", "Hkv", "D", "Dv"), dims, strict=True))
-        case = settled(attention, Case(note, dtype, tuple(sizes.items()), lengths=wanted))
-        chosen.setdefault((dtype, case.sizes, case.lengths), case)
+        lengths = tuple((use.length(queries, device), use.length(keys, device)) for queries, keys in wanted)
+        case = settled(attention, use.narrowed(Case(note, dtype, tuple(sizes.items()), lengths=lengths)))
+        chosen.setdefault((case.dtype, case.sizes, case.lengths), case)
     found = tuple(chosen.values())
     if not inputs.far_ints(attention):
         return found
@@ -308,7 +309,9 @@ def compare(
     dropout_seed = SEED if kernel.spec.dropout is not None else None
     learned = [p.name for p in kernel.spec.params if p.learns and p.name not in unsummed(kernel.plan)]
     measured, cotangents = _run(kernel, call, learned, dropout_seed, seed, check)
-    yield from judge(kernel.spec, case, measured, _expect(call, cotangents, learned, dropout_seed), coarse=coarse)
+    expected = _expect(call, cotangents, learned, dropout_seed)
+    wanted = expected if differentiates(kernel) else {name: expected[name] for name in ("out", "lse")}
+    yield from judge(kernel.spec, case, measured, wanted, coarse=coarse)
 
 
 def _run(
@@ -322,17 +325,21 @@ def _run(
     function = kernel.varlen if call.packed else kernel
     extra = {} if dropout_seed is None else {"dropout_seed": dropout_seed}
     q, k, v = call.operands.values()
-    with np.errstate(invalid="ignore"):  # Triton's interpreter computes with the rows beside a sequence, too
+    backward = differentiates(kernel)
+    # Triton's interpreter computes with the rows beside a sequence, too.
+    with np.errstate(invalid="ignore"), torch.set_grad_enabled(backward):
         out, lse = function(q, k, v, **call.params, **call.bounds, **extra, return_lse=True, check=check)
     rng = np.random.default_rng(seed)
     d_out, d_lse = (torch.full_like(x, float("nan")) for x in (out, lse))
     for b in range(len(call.made.case.lengths)):
         for place in (call.part(d_out, 0, b), call.stat(d_lse, b)):
             place[...] = torch.from_numpy(rng.standard_normal(place.shape)).to(place)
-    with np.errstate(invalid="ignore"):
-        found = torch.autograd.grad((out, lse), tuple(leaves.values()), (d_out, d_lse), allow_unused=True)
-    pairs = zip(leaves.items(), found, strict=True)
-    gradients = {f"d {name}": torch.zeros_like(x) if g is None else g for (name, x), g in pairs}
+    gradients: dict[str, Any] = {}
+    if backward:
+        with np.errstate(invalid="ignore"):
+            found = torch.autograd.grad((out, lse), tuple(leaves.values()), (d_out, d_lse), allow_unused=True)
+        pairs = zip(leaves.items(), found, strict=True)
+        gradients = {f"d {name}": torch.zeros_like(x) if g is None else g for (name, x), g in pairs}
     results = {name: _array(x) for name, x in ({"out": out, "lse": lse} | gradients).items()}
     return results, (_array(d_out), _array(d_lse))
 

@@ -1,24 +1,26 @@
-"""`attngen verify`: a spec in, a table of its kernel's errors against the float64 reference out."""
+"""`attngen verify`: a spec or a generated file in, a table of its kernel's errors against the float64 reference out."""
 
 from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from attngen import api, files, targets, terminal
 from attngen.cli import arguments
 from attngen.cli.parser import Commands
-from attngen.errors import UsageError
+from attngen.errors import Source, UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from attngen.cli.comparison import Case, Comparing, Comparison
+    from attngen.cli.comparison import Case, Comparing, Comparison, Use
     from attngen.emit import Options
     from attngen.ir.attention import Attention
+    from attngen.kernel import Kernel
     from attngen.plan import KernelPlan
     from attngen.targets import Target
 
@@ -26,13 +28,17 @@ if TYPE_CHECKING:
 def add(table: Commands) -> None:
     p = table.add_parser(
         "verify",
-        help="run a spec's kernel against the float64 reference",
+        help="run a kernel against the float64 reference",
         description="Compiles a spec, runs it forward and backward on shapes that tend to break kernels, and compares\n"
-        "every result with the float64 reference. Exit status 1 if one is over its tolerance.",
-        example="attngen verify examples/alibi.attn --device cpu",
+        "every result with the float64 reference. Exit status 1 if one is over its tolerance.\n"
+        "\n"
+        "In the place of a spec it takes a file that `attngen compile` wrote, whether or not it was edited since. It\n"
+        "EXECUTES THAT FILE: give one that you would import. The reference is that of the spec in the file's head,\n"
+        "and the file's options and geometries are those in its head.",
+        example="attngen verify examples/alibi.attn --device cpu\n  attngen verify alibi.py",
     )
-    arguments.spec(p)
-    p.add_argument("--target", choices=[*targets.TARGETS], default="triton", help="what to run (default: triton)")
+    p.add_argument("spec", metavar="SPEC|FILE.py", help="a .attn file, or a generated file; - is standard input")
+    arguments.target(p, "run")
     p.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
@@ -44,45 +50,123 @@ def add(table: Commands) -> None:
         type=arguments.geometries,
         action="extend",
         metavar="KIND[,KIND]",
-        help="where the rows of a sequence are: dense, lengths, packed, pieces (default: dense). Lengths and packed "
-        "have uneven sequences, with rows of NaN beside them; pieces are stretches of dense tensors, merged",
+        help="where the rows of a sequence are: dense, lengths, packed, pieces (default: dense; of a file: all that it "
+        "has). Lengths and packed have uneven sequences, with rows of NaN beside them; pieces are stretches of dense "
+        "tensors, merged",
     )
     arguments.define(p)
     arguments.kernel_options(p)
     p.set_defaults(run=run)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Subject:
+    """What is verified. `spec` has what every call checks among its `assume`s; `kernels` gives the kernel of each case,
+    for a geometry and a device. `use`: for which calls; `elsewhere`: what to do about a const that no case is longer
+    than. A file has the geometries that it has: it refuses none, and gets a case that is longer than its consts."""
+
+    spec: Attention
+    plan: KernelPlan
+    options: Options
+    geometries: tuple[str, ...]
+    kernels: Callable[[str, str], Callable[[Case], Kernel]]
+    use: Use
+    is_file: bool
+    elsewhere: str
+
+    @property
+    def target(self) -> Target:
+        return targets.named(self.options.target)
+
+
 def run(args: Namespace) -> int:
-    source, consts = files.read_source(args.spec), dict(args.define)
+    source = files.read_text(args.spec)
+    is_file = files.is_generated(source) or source.name.endswith(".py")
+    if not is_file:
+        arguments.settle(args)
+    return _verify(_of_file(source, args) if is_file else _of_spec(source, args), args.device)
+
+
+def _of_spec(source: Source, args: Namespace) -> _Subject:
+    consts = dict(args.define)
     geometries: tuple[str, ...] = tuple(dict.fromkeys(args.geometry or ["dense"]))
     options = {geometry: _options(args, geometry) for geometry in geometries}
     spec = api.analyse(source, consts)
     from attngen.cli import comparison
 
-    target = targets.named(args.target)
-    device = target.device(args.device)
     planned = api.plan(spec, args.target)
-    spec = api.callable_spec(spec, planned)
+    return _Subject(
+        spec=api.callable_spec(spec, planned),
+        plan=planned,
+        options=options[geometries[0]],
+        geometries=geometries,
+        kernels=lambda geometry, device: comparison.compiled(source, options[geometry], consts, device),
+        use=comparison.ANY,
+        is_file=False,
+        elsewhere="try -D {}=… as well",
+    )
+
+
+def _of_file(source: Source, args: Namespace) -> _Subject:
+    from attngen.cli import comparison, made
+
+    file = made.read(source)
+    made.refuse_contradictions(file, args)
+    o = file.options
+    geometries: tuple[str, ...] = tuple(dict.fromkeys(args.geometry or o.geometry))
+    if not {*geometries} <= {*o.geometry}:
+        raise made.contradiction(file, "geometry", geometries)
+    kernel = made.kernel(file)
+    return _Subject(
+        spec=kernel.spec,
+        plan=kernel.plan,
+        options=o,
+        geometries=geometries,
+        kernels=lambda geometry, device: lambda case: kernel,
+        use=comparison.Use(dtype=o.dtype, head_dim=o.head_dim, tile=o.tile or _UNKNOWN),
+        is_file=True,
+        elsewhere="compile with a smaller `{}`, and verify that file as well",
+    )
+
+
+_UNKNOWN = (64, 64)
+"""Tiles of a file that does not say them in its head."""
+
+
+def _verify(subject: _Subject, wanted: str) -> int:
+    from attngen.cli import comparison
+
+    spec, target, geometries = subject.spec, subject.target, subject.geometries
+    device = target.device(wanted)
     statuses: list[int] = []
+    tried: list[Case] = []
     for geometry in geometries:
+        label = spec.name if geometry == "dense" else f"{spec.name}, {geometry}"
         try:
-            cases, comparing = _chosen(spec, device, target, geometry)
-            compared = comparison.verify(source, cases, device, options[geometry], consts, comparing)
-            label = spec.name if geometry == "dense" else f"{spec.name}, {geometry}"
+            cases, comparing = _chosen(subject, device, geometry)
+            compared = _compared(subject.kernels(geometry, device), cases, device, subject.options, comparing)
             results = list(terminal.progress(f"verifying {label}", compared, len(cases)))
         except UsageError as error:  # what this geometry refuses
-            if len(geometries) == 1:
+            if len(geometries) == 1 or subject.is_file:
                 raise
             terminal.note(f"{geometry}: {error}")
             continue
-        if geometry in ("lengths", "packed"):
-            _say_unlearned(planned, geometry)
-        for name, value in comparison.beyond(spec, cases):
-            terminal.note(f"no sequence here is as long as `{name}` = {value}: try -D {name}=… as well")
+        if geometry in ("lengths", "packed") and not subject.options.forward:
+            _say_unlearned(subject.plan, geometry)
+        tried += cases
         statuses.append(_report(f"{label} on {_device_name(device, target)}", results))
     if not statuses:
         raise UsageError(f"{spec.name}: every geometry asked for refuses it")
+    for name, value in comparison.beyond(spec, tried):
+        terminal.note(f"no sequence here is as long as `{name}` = {value}: {subject.elsewhere.format(name)}")
     return max(statuses)
+
+
+def _compared(
+    kernel: Callable[[Case], Kernel], cases: Iterable[Case], device: str, options: Options, comparing: Comparing
+) -> Iterator[tuple[Comparison, ...]]:
+    for case in cases:
+        yield tuple(comparing(kernel(case), case, device, coarse=options.precision != "ieee"))
 
 
 def _options(args: Namespace, geometry: str) -> Options:
@@ -93,13 +177,14 @@ def _options(args: Namespace, geometry: str) -> Options:
     return api.options(args.target, args.precision, args.tile, geometry=() if geometry == "pieces" else (geometry,))
 
 
-def _chosen(spec: Attention, device: str, target: Target, geometry: str) -> tuple[tuple[Case, ...], Comparing]:
+def _chosen(subject: _Subject, device: str, geometry: str) -> tuple[tuple[Case, ...], Comparing]:
     from attngen.cli import comparison, pieces, sequences
 
     if geometry in ("dense", "pieces"):
-        cases = comparison.cases(spec, device, target)
+        cases = comparison.cases(subject.spec, device, subject.target, subject.use)
+        cases += comparison.longer(subject.spec, cases) if subject.is_file and geometry == "dense" else ()
         return cases, comparison.compare if geometry == "dense" else pieces.compare
-    return sequences.cases(spec, device), partial(sequences.compare, geometry=geometry)
+    return sequences.cases(subject.spec, device, subject.use), partial(sequences.compare, geometry=geometry)
 
 
 def _say_unlearned(planned: KernelPlan, geometry: str) -> None:

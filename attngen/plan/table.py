@@ -5,9 +5,9 @@ A row is a dataclass with `COLUMNS`, from which it is printed, narrowed and tune
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias, get_type_hints
 
 Cell: TypeAlias = int | bool | str
 Key: TypeAlias = tuple[int | str, ...]
@@ -24,6 +24,20 @@ class Row:
     def row(self) -> tuple[Cell, ...]:
         """The cells, as a file has them."""
         return tuple(str(x) if isinstance(x, str) else x for x in (getattr(self, field) for field in self.COLUMNS))
+
+    @classmethod
+    def read(cls, cells: Sequence[str]) -> Self:
+        """The row with these cells, as texts; a bool is 0 or 1. Raises ValueError where no kernel has it."""
+        if len(cells) != len(cls.COLUMNS):
+            raise ValueError(f"{len(cells)} columns, and a row of {cls.__name__} has {len(cls.COLUMNS)}")
+        kinds = get_type_hints(cls)
+        return cls(**{name: _cell(kinds[name], text) for name, text in zip(cls.COLUMNS, cells, strict=True)})
+
+
+def _cell(kind: Any, text: str) -> Any:
+    if kind is bool and text not in ("0", "1"):
+        raise ValueError(f"{text} is neither 0 nor 1")
+    return text == "1" if kind is bool else kind(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

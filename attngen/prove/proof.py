@@ -24,7 +24,7 @@ from attngen.prove.obligations.range_safety import range_safety
 from attngen.prove.obligations.streaming import streaming
 from attngen.prove.obligations.tile_ranges import tile_ranges
 from attngen.prove.search.emptiness import some_pair
-from attngen.prove.verdict import Claim, Obligation, Refuted, Shown, Unknown, proved_line
+from attngen.prove.verdict import Claim, Obligation, Refuted, Shown, Unknown, allowed_line, proved_line
 
 _Prover = Callable[[Attention, KernelPlan, Work], tuple[Claim, ...]]
 
@@ -92,7 +92,7 @@ class Proof:
         lines += [f"Not proved, and not used: {what}." for what in self.dropped]
         unproved = [o.value for o in self.allowed if self.of(o).status == "unknown"]
         if unproved:
-            lines.append(f"NOT PROVED, allowed by the user (--allow-unproved): {', '.join(unproved)}.")
+            lines.append(allowed_line(unproved))
         return tuple(lines)
 
 

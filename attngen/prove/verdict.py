@@ -31,6 +31,20 @@ def proved_line(names: Iterable[str]) -> str:
     return f"Proved: {', '.join(names) or 'nothing'}."
 
 
+_ALLOWED = "NOT PROVED, allowed by the user (--allow-unproved): "
+
+
+def allowed_line(names: Iterable[str]) -> str:
+    """And what it says of those that are not, and that the user allows."""
+    return f"{_ALLOWED}{', '.join(names)}."
+
+
+def allowed_in(header: str) -> tuple[str, ...]:
+    """The names in such a line, if a header has one."""
+    _, there, names = header.partition(_ALLOWED)
+    return tuple(names.partition(".")[0].split(", ")) if there else ()
+
+
 ALL_PROVED = (proved_line(Obligation),)
 """The header's lines about a proof that lacks nothing."""
 

@@ -86,13 +86,16 @@ def _interpret_language() -> None:
                     setattr(module, key, interpreter.InterpretedFunction(function.fn))
 
 
-def load(source: str, name: str, prepare: Callable[[], None] = prepare_interpreter) -> ModuleType:
-    """The module of a generated source. The same source gives the same module. `prepare` runs before the first load."""
+def load(
+    source: str, name: str, prepare: Callable[[], None] = prepare_interpreter, place: str | None = None
+) -> ModuleType:
+    """The module of a generated source. The same source gives the same module. `prepare` runs before the first load.
+    `place`: the file that the source is from, if it is from one."""
     key = cache.digest(source)
     with _LOADING:
         if key not in _LOADED:
             prepare()
-            _LOADED[key] = execute(source, name)
+            _LOADED[key] = execute(source, name, place)
             _tell_flop_counters()
         return _LOADED[key]
 
@@ -110,10 +113,10 @@ def _tell_flop_counters() -> None:
             registry.update({op: of for op, of in flop_counter.flop_registry.items() if op not in registry})
 
 
-def execute(source: str, name: str) -> ModuleType:
+def execute(source: str, name: str, place: str | None = None) -> ModuleType:
     """A new module of a generated source, under Triton as it is set up now."""
     title = f"{name}_{cache.digest(source)[:16]}"
-    file = str(cache.stored(source, name) or f"<attngen-{title}>")
+    file = place or str(cache.stored(source, name) or f"<attngen-{title}>")
     module = ModuleType(f"attngen_generated.{title}")
     module.__file__ = file
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)

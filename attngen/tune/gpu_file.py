@@ -100,14 +100,9 @@ def _trial(entry: Mapping[str, Any]) -> Trial:
         setting = None if entry["tile"] is None else Tile(*(int(n) for n in entry["tile"]))
         if kernel not in (WHOLE if setting is None else KERNELS):
             raise ValueError(f"no kernel {kernel!r} {'without' if setting is None else 'with'} a tile")
-        if setting is not None and not _usable(setting):
+        if setting is not None and not setting.usable:
             raise ValueError(f"no tile {list(setting)}")
     return Trial(kernel, setting, None if ms is None else float(ms), str(entry.get("refused", "")))
-
-
-def _usable(tile: Tile) -> bool:
-    sizes = all(16 <= n <= 512 and n & (n - 1) == 0 for n in (tile.queries, tile.keys))
-    return sizes and tile.warps in (1, 2, 4, 8, 16) and 1 <= tile.stages <= 8
 
 
 def _row(kernel: str, entry: Mapping[str, Any]) -> Row:

@@ -26,16 +26,19 @@ def own_tiles(module: ModuleType, row: tuple[str, int, int]) -> dict[str, Tile]:
     return {name: Tile(*tile) for name, tile in zip(KERNELS, tables.tiles_by_chip(tables.TILES)[row], strict=True)}
 
 
+def tables_of(module: Any) -> dict[str, Any]:
+    """By name, as calls read them."""
+    texts = {name: getattr(module, name) for name in TABLES if hasattr(module, name)}
+    return {name: (module.tiles_by_chip if name == "TILES" else module.rows_by_dims)(x) for name, x in texts.items()}
+
+
 @contextmanager
 def holding(
     module: ModuleType, row: tuple[str, int, int], rows: Rows, kernel: str, setting: Setting
 ) -> Generator[None]:
     """`row` is that of `TILES`: chip, bytes of an element, head dim rounded up."""
     known: Any = module
-    texts = {name: getattr(module, name) for name in TABLES if hasattr(module, name)}
-    tables: dict[str, Any] = {
-        name: (known.tiles_by_chip if name == "TILES" else known.rows_by_dims)(text) for name, text in texts.items()
-    }
+    tables = tables_of(module)
     before = {name: dict(table) for name, table in tables.items()}
     try:
         known._attention.ready.clear()

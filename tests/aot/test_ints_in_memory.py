@@ -20,9 +20,9 @@ from attngen.aot import worker
 
 found = pickle.load(sys.stdin.buffer)
 module = worker.module_for(found)
-given = module._forward
+given = worker.called
 for dtype in (torch.int32, torch.int64):
-    module._forward = partial(given, window_at=torch.zeros((), dtype=dtype))
+    worker.called = partial(given, window_at=torch.zeros((), dtype=dtype))
     launched = worker.recorded_launches(lambda: worker.call_once(module, found))
     print(*(f"{name}:{kernel.metadata.shared > 0}" for name, kernel in launched))
 """

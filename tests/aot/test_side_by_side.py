@@ -23,21 +23,21 @@ execute, compiled = worker.execute, []
 
 def executed(*given):
     module = execute(*given)
-    compiled.append(module._compiled)
+    compiled.append(module.compiled_together)
     return module
 
 asked = pickle.load(sys.stdin.buffer)
 worker.execute = executed
 module = worker.module_for(asked)
-(module._compiled,) = compiled  # which the worker goes without
+(module.compiled_together,) = compiled  # which the worker goes without
 torch.cuda.device, torch.cuda.is_current_stream_capturing = lambda device: nullcontext(), lambda: False
 ready, launched, first = [], [], []
 CompiledKernel._init_handles = lambda kernel: ready.append(kernel.name)
 
-warm = module._Launch.launch
+warm = module.Launch.launch
 
 def launch(own, *operands):
-    if module._WARMED.get() is not None:
+    if module.WARMED.get() is not None:
         warm(own, *operands)
         return
     kernels = own.kernel.device_caches[0][0]
@@ -45,18 +45,19 @@ def launch(own, *operands):
     own.kernel.run(*operands, grid=own.grid, warmup=True, **own.options)
     launched.append((own.kernel.__name__, len(kernels) == before))
 
-module._Launch.launch = launch
+module.Launch.launch = launch
 if sys.argv[1] == "learning call":
-    apply = module._Attention.apply
-    module._forward = lambda q, k, v, *given: apply(q, k, v, *given, module._known(q, k, v, *given[:-1]))
-forward = module._forward
+    attention = module._attention
+    known = lambda inputs: attention.layout(*attention.tensors(inputs))
+    attention.operator.forward = lambda *inputs: attention.operator.direct(*inputs, known(inputs))
+forward = module._attention.operator.forward
 
 def counted(*inputs):
     results = forward(*inputs)
     first.append(len(ready))
     return results
 
-module._forward = counted
+module._attention.operator.forward = counted
 out, _, leaves = worker.forward(module, asked, asked.calls[0], learned=False)
 worker.gradients(out, leaves)
 sys.stdout.buffer.write(pickle.dumps((ready, launched, *first)))

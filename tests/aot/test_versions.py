@@ -100,7 +100,7 @@ def under(version: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A fresh module of causal attention, on a card of compute capability 9.0 as far as it knows."""
     monkeypatch.setattr(triton, "__version__", version)
     module: Any = loader.execute(attngen.compile(ROOT / "examples" / "causal.attn").source, "causal")
-    module._CHIPS[torch.device("cpu")] = "sm_90"
+    module.CHIPS[torch.device("cpu")] = "sm_90"
     return module
 
 
@@ -116,16 +116,16 @@ def test_an_unknown_release_runs_the_portable_kernels_and_says_so_once(
     with pytest.warns(
         UserWarning, match=rf"support Triton 3.6 to 3.9, not {re.escape(version)}; the portable kernels run"
     ):
-        assert module._hopper(module.HOPPER, *halves()) is None
+        assert module.hopper_row(module.HOPPER, *halves()) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert all(module._hopper(table, *halves()) is None for table in (module.HOPPER, module.HOPPER_BACKWARD))
+        assert all(module.hopper_row(table, *halves()) is None for table in (module.HOPPER, module.HOPPER_BACKWARD))
 
 
 def test_a_known_release_runs_its_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("3.6.0", "3.7.1", "3.9.0"):
         module: Any = under(version, monkeypatch)
-        assert all(module._hopper(table, *halves()) for table in (module.HOPPER, module.HOPPER_BACKWARD))
+        assert all(module.hopper_row(table, *halves()) for table in (module.HOPPER, module.HOPPER_BACKWARD))
 
 
 @pytest.mark.parametrize("missing", ["triton.experimental.gluon", "triton.experimental.gluon.nvidia.hopper"])
@@ -134,7 +134,7 @@ def test_a_release_without_gluon_still_runs(missing: str, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, missing, None)
     module: Any = under("3.6.0", monkeypatch)
     assert not module.GLUON_KNOWN
-    module._CHIPS[torch.device("cpu")] = "cpu"
+    module.CHIPS[torch.device("cpu")] = "cpu"
     q = torch.randn(1, 1, 32, 16)
     want = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
     assert (module.causal(q, q, q) - want).abs().max() < 1e-5

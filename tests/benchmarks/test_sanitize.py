@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,14 +33,16 @@ def test_a_sample_names_cases() -> None:
 
 def test_the_portable_path_has_no_rows_of_the_chip() -> None:
     module: Any = ModuleType("generated")
-    module.HOPPER, module.HOPPER_APART, module._READY = {(64, 64): (1,)}, {(256, 256): (2,)}, {"call": 1}
-    module._hopper = lambda table, q, k, v: table.get((64, 64))
+    module.HOPPER, module.HOPPER_APART, module._attention = "own", "apart", SimpleNamespace(ready={"call": 1})
+    tables: dict[str, dict[Any, Any]] = {"own": {(64, 64): (1,)}, "apart": {(256, 256): (2,)}}
+    module.rows_by_dims = tables.__getitem__
+    module.hopper_row = lambda table, q, k, v: tables[table].get((64, 64))
     assert sanitize.own_kernels(module, None, None, None) == ["forward"]
     with sanitize.portable(module):
-        assert module.HOPPER == module.HOPPER_APART == module._READY == {}
+        assert tables["own"] == tables["apart"] == module._attention.ready == {}
         assert sanitize.own_kernels(module, None, None, None) == []
-        module._READY["call"] = 2
-    assert module.HOPPER == {(64, 64): (1,)} and module.HOPPER_APART == {(256, 256): (2,)} and module._READY == {}
+        module._attention.ready["call"] = 2
+    assert tables == {"own": {(64, 64): (1,)}, "apart": {(256, 256): (2,)}} and module._attention.ready == {}
 
 
 def test_documents_and_lengths_are_ragged() -> None:

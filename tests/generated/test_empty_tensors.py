@@ -48,7 +48,7 @@ def launched(call: Call) -> list[str]:
 
     changed: Any = module
     changed.HopperDescriptor = changed.TensorDescriptor = descriptor
-    changed._CHIPS[torch.device("cpu")] = "sm_90"
+    changed.CHIPS[torch.device("cpu")] = "sm_90"
     prepared(module, call, "cpu")()
     return found
 

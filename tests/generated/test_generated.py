@@ -85,8 +85,8 @@ def test_gradcheck(kernel: attngen.Kernel) -> None:
 def test_operator_registrations(kernel: attngen.Kernel) -> None:
     q, k, v = qkv()
     module = sys.modules[kernel.function.__module__]
-    arguments = (q, k, v, torch.rand(2, requires_grad=True), torch.tensor(3.0), 8, 0.25)
-    torch.library.opcheck(module._forward, arguments, test_utils=("test_schema", "test_faketensor"))
+    arguments = (q, k, v, torch.rand(2, requires_grad=True), torch.tensor(3.0), 8, 0.25, False)
+    torch.library.opcheck(module._attention.operator.forward, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_a_scale_of_any_sign(kernel: attngen.Kernel) -> None:

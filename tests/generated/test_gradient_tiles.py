@@ -62,7 +62,7 @@ def test_where_a_chip_has_its_own_backward_kernel(monkeypatch: pytest.MonkeyPatc
     S = 150
     kernel = attngen.compile(DENSE)
     module = module_of(kernel)
-    prepared = module._backward_launches
+    prepared = module._attention.backward_launches
     bias = torch.randn(2, S, S, generator=torch.Generator().manual_seed(1))
     portable = bias_gradient(kernel, S, bias)
 
@@ -73,7 +73,7 @@ def test_where_a_chip_has_its_own_backward_kernel(monkeypatch: pytest.MonkeyPatc
         ]  # fmt: skip
         return (first,)
 
-    monkeypatch.setattr(module, "_backward_launches", as_on_that_chip)
-    module._READY.clear()
+    monkeypatch.setattr(module._attention, "backward_launches", as_on_that_chip)
+    module._attention.ready.clear()
     assert torch.equal(bias_gradient(kernel, S, bias), portable)
-    module._READY.clear()
+    module._attention.ready.clear()

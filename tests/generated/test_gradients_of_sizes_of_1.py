@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -73,15 +72,16 @@ def largest(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     seen = Largest()
 
     def watched(kernel: attngen.Kernel) -> Largest:
-        module: ModuleType = sys.modules[kernel.function.__module__]
-        name = "_gradients" if kernel.target == "triton" else "_backward"
-        plain = getattr(module, name)
+        module: Any = sys.modules[kernel.function.__module__]
+        owner: Any = module._attention if kernel.target == "triton" else module
+        name = "gradients" if kernel.target == "triton" else "_backward"
+        plain = getattr(owner, name)
 
         def own(*arguments: Any) -> Any:
             with seen:
                 return plain(*arguments)
 
-        monkeypatch.setattr(module, name, own)
+        monkeypatch.setattr(owner, name, own)
         return seen
 
     return watched

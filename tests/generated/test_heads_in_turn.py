@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import attngen
+from attngen.runtime.exported import host
 
 K = 1024
 CASES = [
@@ -42,15 +43,15 @@ CASES = [
 
 def order(source: str, heads: int, group: int, sizes: tuple[int, int]) -> tuple[int, tuple[int, bool]]:
     """By the launcher's own lines."""
-    row = re.search(r"\nHopperBackwardRow = .*\nHOPPER_BACKWARD = \{(?:.|\n)*?\n\}", source)
+    table = re.search(r'\nHOPPER_BACKWARD = """(?:.|\n)*?\n"""', source)
     lines = re.search(
-        r"\n( +BQ, BK = row.BQ, row.BK\n(?:.|\n)*?)\n +n_work, n_cells", source[source.index("_backward_launches") :]
+        r"\n( +BQ, BK = row.BQ, row.BK\n(?:.|\n)*?)\n +n_work, n_cells",
+        source[source.index("def _backward_launches") :],
     )
-    span = re.search(r"\ndef _span(?:.|\n)*?\n\n", source)
-    assert row is not None and lines is not None and span is not None
-    names: dict[str, Any] = {"_ceil": lambda a, b: -(-a // b)}
-    exec("from collections import namedtuple\n" + row[0] + span[0], names)
-    names["row"] = names["HopperBackwardRow"](*names["HOPPER_BACKWARD"][128, 128])
+    assert table is not None and lines is not None
+    names: dict[str, Any] = {"host": host}
+    exec(table[0], names)
+    names["row"] = host.rows_by_dims(names["HOPPER_BACKWARD"])[128, 128]
     Hq, Sq, Sk = heads * group, *sizes
     exec(
         "if True:\n" + lines[1],

@@ -78,9 +78,11 @@ def test_a_plain_call_needs_no_operator(
     q, k, v = qkv(grad=True)
     slope = torch.rand(2)
     expected = kernel(q, k, v, slope=slope, window=8)
-    gradients = torch.autograd.grad(module._forward(q, k, v, slope, 8, 0.25)[0].square().sum(), (q, k, v))
-    monkeypatch.setattr(module, "_forward", refuse)
-    monkeypatch.setattr(module, "_backward", refuse)
+    gradients = torch.autograd.grad(
+        module._attention.operator.forward(q, k, v, slope, 8, 0.25, False)[0].square().sum(), (q, k, v)
+    )
+    monkeypatch.setattr(module._attention.operator, "call", refuse)
+    monkeypatch.setattr(module._attention.operator, "differentiate", refuse)
     found = kernel(q, k, v, slope=slope, window=8)
     assert torch.equal(found, expected)
     for a, b in zip(torch.autograd.grad(found.square().sum(), (q, k, v)), gradients, strict=True):
@@ -107,14 +109,14 @@ def test_negated_views_are_read_right(kernel: attngen.Kernel) -> None:
 
 
 def test_a_layout_is_prepared_once(kernel: attngen.Kernel, module: ModuleType) -> None:
-    module._READY.clear()
+    module._attention.ready.clear()
     q, k, v = qkv()
     slope = torch.rand(2)
     for window, scale in ((8, 0.1), (3, 0.2), (2**30, 0.3)):
         out = kernel(q, k, v, slope=slope, window=window, scale=scale)
         expected = kernel.reference(q, k, v, slope=slope, window=window, scale=scale)
         torch.testing.assert_close(out.double(), torch.from_numpy(expected), rtol=1e-5, atol=1e-5)
-    (known,) = module._READY.values()
+    (known,) = module._attention.ready.values()
     assert len(known.forward) == 1
 
 
@@ -123,13 +125,13 @@ def test_kernels_that_test_data_are_kept_and_data_is_not(monkeypatch: pytest.Mon
     packed = attngen.compile(text, tile=(16, 16))
     module = sys.modules[packed.function.__module__]
     made: list[Any] = []
-    create = module._Launch.__init__
+    create = module.Launch.__init__
 
     def noted(self: Any, *given: Any, **named: Any) -> None:
         made.append(given[0])
         create(self, *given, **named)
 
-    monkeypatch.setattr(module._Launch, "__init__", noted)
+    monkeypatch.setattr(module.Launch, "__init__", noted)
     q, k, v = qkv(grad=True)
     counts: list[int] = []
     for border in (5, 13):
@@ -178,11 +180,11 @@ def test_what_a_compiled_kernel_depends_on_makes_another_layout(
 ) -> None:
     q, k, v = qkv()
     slope = torch.rand(2)
-    module._READY.clear()
+    module._attention.ready.clear()
     kernel(q, k, v, slope=slope, window=8)
     q, k, v, slope, window = change(q, k, v, slope)
     kernel(q, k, v, slope=slope, window=window)
-    assert sum(len(known.forward) for known in module._READY.values()) == 2
+    assert sum(len(known.forward) for known in module._attention.ready.values()) == 2
 
 
 def test_the_second_launch_passes_what_the_first_one_named(module: ModuleType) -> None:
@@ -200,7 +202,7 @@ def test_the_second_launch_passes_what_the_first_one_named(module: ModuleType) -
             return launch
 
     asked, compiled = Kernel(), Kernel()
-    launch = module._Launch(asked, 7, {"FAST": True, "BLOCK": 64, "num_warps": 4}, scalars={"n": 1}, names={"x": "y"})
+    launch = module.Launch(asked, 7, {"FAST": True, "BLOCK": 64, "num_warps": 4}, scalars={"n": 1}, names={"x": "y"})
     launch({"x": "w", "y": "x"})
     launch({"x": "w", "y": "y"})
     assert asked.calls == [((7, 1, 1), ("x", 1), {"FAST": True, "BLOCK": 64, "num_warps": 4})]
@@ -212,8 +214,8 @@ def test_a_seed_of_any_width_is_read_as_one(monkeypatch: pytest.MonkeyPatch) -> 
     dropped = attngen.compile("attention dropped\ndropout = 0.5\n", tile=(16, 16))
     launched = sys.modules[dropped.function.__module__]
     read: list[torch.Tensor] = []
-    attend = launched._attend
-    monkeypatch.setattr(launched, "_attend", lambda *given: read.append(given[4]) or attend(*given))
+    attend = launched._attention.attend
+    monkeypatch.setattr(launched._attention, "attend", lambda *given: read.append(given[0][4]) or attend(*given))
     q, k, v = qkv()
     outs = [dropped(q, k, v, dropout_seed=torch.tensor(7, dtype=d)) for d in (torch.int32, torch.int64)]
     assert torch.equal(*outs)
@@ -226,23 +228,26 @@ def test_numbers_are_kept_by_value_and_stream(monkeypatch: pytest.MonkeyPatch) -
     )
     module = sys.modules[capped.function.__module__]
     cpu, stream = torch.device("cpu"), [0]
-    assert module._number(2.0, cpu, True) is not module._number(2.0, cpu, True)  # no stream, nothing kept
-    monkeypatch.setattr(module, "_stream", lambda _: stream[0])
-    kept = module._number(2, cpu, True)
+    assert module.number_tensor(2.0, cpu, True) is not module.number_tensor(2.0, cpu, True)  # no stream, nothing kept
+    monkeypatch.setattr(module, "stream_of", lambda _: stream[0])
+    kept = module.number_tensor(2, cpu, True)
     assert kept.item() == 2.0 and kept.dtype is torch.float32
-    assert module._number(2.0, cpu, True) is kept
-    assert module._number(2.0, cpu, False) is not kept
-    assert module._number(3.0, cpu, True).item() == 3.0
-    assert str(module._number(0.0, cpu, True).item()) == "0.0" and str(module._number(-0.0, cpu, True).item()) == "-0.0"
+    assert module.number_tensor(2.0, cpu, True) is kept
+    assert module.number_tensor(2.0, cpu, False) is not kept
+    assert module.number_tensor(3.0, cpu, True).item() == 3.0
+    assert (
+        str(module.number_tensor(0.0, cpu, True).item()) == "0.0"
+        and str(module.number_tensor(-0.0, cpu, True).item()) == "-0.0"
+    )
     q, k, v = qkv(grad=True)
     with torch.inference_mode():
-        assert module._number(5.0, cpu, True) is not kept
+        assert module.number_tensor(5.0, cpu, True) is not kept
         first = capped(q, k, v, cap=5.0)
     capped(q, k, v, cap=5.0).sum().backward()  # saves what inference mode has not made
     assert torch.equal(capped(q, k, v, cap=5.0), first)
     assert not torch.equal(capped(q, k, v, cap=0.5), first)
     stream[0] = 1
-    assert module._number(2.0, cpu, True) is not kept
+    assert module.number_tensor(2.0, cpu, True) is not kept
 
 
 def test_saved_tensors_may_come_back_from_other_addresses(kernel: attngen.Kernel, module: ModuleType) -> None:
@@ -255,13 +260,13 @@ def test_saved_tensors_may_come_back_from_other_addresses(kernel: attngen.Kernel
         q, k, v = qkv(grad=True)
         return torch.autograd.grad(kernel(q, k, v, slope=torch.full((2,), 0.5), window=8).square().sum(), (q, k, v))
 
-    module._READY.clear()
+    module._attention.ready.clear()
     first = gradients()
     lse = (1, 2, 20)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: moved(x) if x.shape == lse else x):
         again = gradients()
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert sum(len(known.backward) for known in module._READY.values()) == 2
+    assert sum(len(known.backward) for known in module._attention.ready.values()) == 2
 
 
 def test_which_gradients_are_wanted_makes_another_launch(kernel: attngen.Kernel, module: ModuleType) -> None:
@@ -273,12 +278,12 @@ def test_which_gradients_are_wanted_makes_another_launch(kernel: attngen.Kernel,
         leaf = slope.clone().requires_grad_()
         return torch.autograd.grad(kernel(q, k, v, slope=leaf, window=8).square().sum(), leaf)[0]
 
-    module._READY.clear()
+    module._attention.ready.clear()
     alone = learned()
-    module._READY.clear()
+    module._attention.ready.clear()
     torch.autograd.grad(kernel(q, k, v, slope=slope, window=8).square().sum(), q)
     assert torch.equal(learned(), alone) and alone.abs().min() > 0
-    (known,) = module._READY.values()
+    (known,) = module._attention.ready.values()
     assert len(known.backward) == 2
 
 
@@ -291,10 +296,10 @@ def test_a_gradient_of_lse_makes_another_launch(kernel: attngen.Kernel, module: 
         total = out.square().sum() + share * lse.sum() if share else out.square().sum()
         return torch.autograd.grad(total, q)[0]
 
-    module._READY.clear()
+    module._attention.ready.clear()
     alone = through(3.0)
-    module._READY.clear()
+    module._attention.ready.clear()
     without = through(0.0)
     assert torch.equal(through(3.0), alone) and not torch.allclose(without, alone)
-    (known,) = module._READY.values()
+    (known,) = module._attention.ready.values()
     assert len(known.backward) == 2

@@ -194,7 +194,7 @@ def test_a_param_called_check_keeps_its_name(target: str) -> None:
     plain = "attention own\nparam other: f32[Sk] where other > 0\nscore = qk * scale + other[k]\n"
     kind = "Tensor" if target in ("triton", "torch") else "jax.Array"
     assert compiled(text, target).source.count(f"check: {kind},") == 1
-    assert "check: bool" not in compiled(text, target).source
+    assert "check: bool" not in compiled(text, target).source.partition("# =====")[0]
     if target == "torch":
         given = torch.linspace(-1.0, 1.0, 6)
         np.testing.assert_array_equal(call(text, target, check=given), call(plain, target, other=given))

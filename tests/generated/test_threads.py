@@ -53,4 +53,4 @@ def test_merging_takes_turns_with_generated_files() -> None:
 
     module: Any = loader.execute(attngen.compile(SPECS[0]).source, "threads_turn")
     turn = vars(triton)["_interpreter_turn"]
-    assert module._TURN is turn and merging._TURN is turn
+    assert module.ONE_AT_A_TIME is turn and merging._TURN is turn

@@ -159,11 +159,11 @@ def test_a_kernel_found_once_is_launched_right_ever_after(example: str) -> None:
         drawn = [torch.randn(2 * 4 * 300 * 64 + 8, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
         q, k, v = (x[shift : shift + 2 * 4 * 300 * 64].view(2, 4, 300, 64) for x in drawn)
         found = kernel(q, k, v, scale=0.1 + seed / 100, **params)
-        before = dict(module._READY)
-        module._READY.clear()
+        before = dict(module._attention.ready)
+        module._attention.ready.clear()
         expected = kernel(q.clone(), k.clone(), v.clone(), scale=0.1 + seed / 100, **params)
-        module._READY.clear()
-        module._READY.update(before)
+        module._attention.ready.clear()
+        module._attention.ready.update(before)
         assert shift or torch.equal(found, expected)
         torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
 

@@ -75,7 +75,7 @@ def test_gradients(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         if portable:
             for name in own:
                 monkeypatch.setattr(module, name, {})
-            module._READY.clear()
+            module._attention.ready.clear()
         poison = [torch.full_like(x, float("nan")) for x in (*leaves, *leaves, d_out)]
         del poison
         out, lse = kernel(*leaves, return_lse=True, **given)

@@ -61,17 +61,17 @@ def both(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(out, lse) by the chip's own kernel, twice, and by the portable one."""
     module = module_of(kernel)
-    assert kernel.function is not None and module._hopper(module.HOPPER, q, k, v) is not None
+    assert kernel.function is not None and module.hopper_row(module.HOPPER, q, k, v) is not None
     found = []
     for portable in (False, False, True):
         if portable:
             monkeypatch.setattr(module, "HOPPER", {})
-            module._READY.clear()
+            module._attention.ready.clear()
         poison = [torch.full((*q.shape[:3], v.shape[3]), math.nan, device="cuda", dtype=q.dtype) for _ in range(4)]
         del poison
         found.append(kernel(q, k, v, return_lse=True, **params))
     monkeypatch.undo()
-    module._READY.clear()
+    module._attention.ready.clear()
     return found
 
 
@@ -144,10 +144,10 @@ def test_it_differentiates_as_the_portable_one(monkeypatch: pytest.MonkeyPatch) 
     for portable in (False, True):
         if portable:
             monkeypatch.setattr(module, "HOPPER", {})
-            module._READY.clear()
+            module._attention.ready.clear()
         out = kernel(q, k, v, slope=leaves[3])
         found.append(torch.autograd.grad(out.float().square().sum(), leaves))
-    module._READY.clear()
+    module._attention.ready.clear()
     for a, b in zip(*found, strict=True):
         assert (a.float() - b.float()).norm() <= 2e-2 * b.float().norm()
 
@@ -249,7 +249,7 @@ def test_its_gradients_are_those_of_the_portable_kernels(
         Sq = Sk if name == "documents" else Sq
         for dtype in (torch.float16, torch.bfloat16):
             leaves, generator = drawn((Hq, Hkv), (Sq, Sk), dims, dtype, B, Sk)
-            assert module._hopper(module.HOPPER_BACKWARD, *leaves[:3]) is not None
+            assert module.hopper_row(module.HOPPER_BACKWARD, *leaves[:3]) is not None
             params = params_of(kernel, B, Hq, Sq, Sk, generator)
             out, lse = kernel(*leaves, return_lse=True, **params)
             d_out, d_lse = torch.randn_like(out), torch.randn_like(lse)
@@ -258,12 +258,12 @@ def test_its_gradients_are_those_of_the_portable_kernels(
             for portable in (False, False, True):
                 if portable:
                     monkeypatch.setattr(module, "HOPPER_BACKWARD", {})
-                    module._READY.clear()
+                    module._attention.ready.clear()
                 poison = [torch.full_like(x, math.nan) for x in (*leaves, *leaves)]
                 del poison
                 found.append(torch.autograd.grad((out, lse), leaves, (d_out, d_lse), retain_graph=True))
             monkeypatch.undo()
-            module._READY.clear()
+            module._attention.ready.clear()
             for mine, again, expected in zip(*found, strict=True):
                 assert torch.equal(mine, again)
                 assert (mine.float() - expected.float()).norm() <= 6e-3 * expected.float().norm() + 1e-6
@@ -326,7 +326,7 @@ def test_the_two_kernels_give_the_gradients_of_the_definition(name: str, dims: t
     module = (kernel.function, module_of(kernel))[1]
     for Sq, Sk in ((200, 333), (270, 130)) if name not in SQUARE else ((333, 333), (130, 130)):
         leaves, generator = drawn((4, 2), (Sq, Sk), dims, torch.bfloat16, 1, Sk)
-        assert module._hopper(module.HOPPER_APART, *leaves[:3]) is not None
+        assert module.hopper_row(module.HOPPER_APART, *leaves[:3]) is not None
         params = params_of(kernel, 1, 4, Sq, Sk, generator)
         out, lse = kernel(*leaves, return_lse=True, **params)
         d_out, d_lse = torch.randn_like(out), torch.where(torch.isfinite(lse), torch.randn_like(lse), 0.0)
@@ -358,12 +358,12 @@ def test_the_two_kernels_give_the_gradients_of_the_portable_ones(
             for portable in (False, False, True):
                 if portable:
                     monkeypatch.setattr(module, "HOPPER_APART", {})
-                    module._READY.clear()
+                    module._attention.ready.clear()
                 poison = [torch.full_like(x, math.nan) for x in (*leaves, *leaves)]
                 del poison
                 found.append(torch.autograd.grad((out, lse), leaves, (d_out, d_lse), retain_graph=True))
             monkeypatch.undo()
-            module._READY.clear()
+            module._attention.ready.clear()
             for mine, again, expected in zip(*found, strict=True):
                 assert torch.equal(mine, again)
                 assert (mine.float() - expected.float()).norm() <= 6e-3 * expected.float().norm() + 1e-6
@@ -380,10 +380,10 @@ def test_dq_sums_the_gradients_of_params(name: str, monkeypatch: pytest.MonkeyPa
     for portable in (False, False, True):
         if portable:
             monkeypatch.setattr(module, "HOPPER_APART", {})
-            module._READY.clear()
+            module._attention.ready.clear()
         out = kernel(*leaves, **learned)
         found.append(torch.autograd.grad(out.float().square().sum(), [*leaves, *learned.values()]))
-    module._READY.clear()
+    module._attention.ready.clear()
     for mine, again, expected in zip(*found, strict=True):
         assert torch.equal(mine, again)
         assert (mine.float() - expected.float()).norm() <= 1e-2 * expected.float().norm()
@@ -397,7 +397,7 @@ def test_a_sum_of_columns_takes_the_portable_kernel_for_dk_and_dv_alone() -> Non
     out = kernel(*leaves, tilt=tilt)
     d_out = torch.randn_like(out)
     found = torch.autograd.grad(out, [*leaves, tilt], d_out)
-    ((_, launches),) = (x for known in module._READY.values() for x in known.backward.values())
+    ((_, launches),) = (x for known in module._attention.ready.values() for x in known.backward.values())
     assert [launch.kernel.__name__ for launch in launches[1:]] == ["_dkdv_kernel", "_hopper_dq_kernel"]
     exact = [x.detach().double().cpu().numpy() for x in (*leaves, d_out)]
     wanted = reference.gradients(kernel.spec, *exact, params={"tilt": tilt.detach().double().cpu().numpy()})

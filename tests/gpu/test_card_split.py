@@ -69,9 +69,9 @@ def test_copy_engine_and_pointers_give_the_same_bits(monkeypatch: pytest.MonkeyP
     want = dense(q, k, v, slope)
     assert ((one.double() - want).norm() / want.norm()).item() < 1e-2
     monkeypatch.setattr(module, "_has_tma", lambda *_: False)
-    module._READY.clear()
+    module._attention.ready.clear()
     assert torch.equal(kernel(q, k, v, slope=slope), one)
-    module._READY.clear()
+    module._attention.ready.clear()
 
 
 @pytest.mark.parametrize("example", ["causal", "alibi", "sliding_window"])

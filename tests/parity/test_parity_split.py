@@ -99,19 +99,19 @@ def module_of(run: Kernel) -> ModuleType:
 def cut(run: Kernel, pieces: int) -> Iterator[list[str]]:
     """Every call inside is split into so many pieces; gives the names of the kernels that run."""
     module = module_of(run)
-    own, launch, launched = module._pieces, module._Launch.launch, []
+    own, launch, launched = module.host.split_pieces, module.Launch.launch, []
 
     def noted(self, *arguments):  # type: ignore[no-untyped-def]
         launched.append(self.kernel.__name__)
         return launch(self, *arguments)
 
-    module._pieces, module._Launch.launch = lambda *_: pieces, noted
-    module._READY.clear()
+    module.host.split_pieces, module.Launch.launch = lambda *_: pieces, noted
+    module._attention.ready.clear()
     try:
         yield launched
     finally:
-        module._pieces, module._Launch.launch = own, launch
-        module._READY.clear()
+        module.host.split_pieces, module.Launch.launch = own, launch
+        module._attention.ready.clear()
 
 
 def matrix() -> list[object]:
@@ -133,7 +133,7 @@ def matrix() -> list[object]:
 def test_a_split_call_is_the_formula_and_the_reference(variant: Variant, case: Case, pieces: int, device: str) -> None:
     given = variants.inputs(variant, case, torch.float32, device)
     run = compiled(variant)
-    if not hasattr(module_of(run), "_pieces"):
+    if not hasattr(module_of(run), "split_pieces"):
         assert variant.name == "nothing"  # no query has a key
         return
     with cut(run, pieces) as launched:
@@ -209,13 +209,15 @@ def test_a_short_query_is_split_of_itself() -> None:
     run = compiled(named("causal"))
     module = module_of(run)
 
-    def shapes(rows: int, columns: int, batch: int = 1) -> list[torch.Tensor]:
-        return [torch.empty(batch, heads, size, 16) for heads, size in ((4, rows), (2, columns), (2, columns))]
+    def pieces(rows: int, columns: int, batch: int = 1) -> int:
+        q, k, v = (torch.empty(batch, heads, size, 16) for heads, size in ((4, rows), (2, columns), (2, columns)))
+        whole = module.ceil(rows, module.tiles(module.TILES, q, v)[0][0]) * batch * 4
+        return module.split_pieces(module.SPLIT, q, k, v, True, whole)
 
-    assert module._pieces(*shapes(1, 64)) > 1
-    assert module._pieces(*shapes(16, 4096)) > 1
-    assert module._pieces(*shapes(1, 4096, batch=64)) == 1  # whole rounds already; heads share what is read
-    assert module._pieces(*shapes(1, 4096, batch=8)) == 2  # four rounds of programs, not two
-    assert module._pieces(*shapes(1, 63)) == 0
-    assert module._pieces(*shapes(32, 4096)) == 0
-    assert module._pieces(*shapes(4096, 4096)) == 0
+    assert pieces(1, 64) > 1
+    assert pieces(16, 4096) > 1
+    assert pieces(1, 4096, batch=64) == 1  # whole rounds already; heads share what is read
+    assert pieces(1, 4096, batch=8) == 2  # four rounds of programs, not two
+    assert pieces(1, 63) == 0
+    assert pieces(32, 4096) == 0
+    assert pieces(4096, 4096) == 0

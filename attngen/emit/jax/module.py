@@ -19,7 +19,8 @@ from attngen.emit.jax_shared import public_function
 from attngen.emit.jax_shared.expressions import Leaf, Printer, division_helpers
 from attngen.emit.jax_shared.operands import Leaves, operand_views, size_names
 from attngen.emit.options import Options
-from attngen.emit.text.header import Header, consts, header, tile
+from attngen.emit.said import words
+from attngen.emit.text.header import Header, header
 from attngen.emit.text.loop_steps import step_lines
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import views
@@ -108,7 +109,7 @@ class _Emitter:
             self.text,
             title="tiled attention in plain JAX, forward and backward.",
             summary="tile by tile, differentiable in every float argument.",
-            said=["target=jax", f"precision={self.options.precision}", *consts(self.attention), *tile(self.tile)],
+            said=words(self.options, self.attention.consts, self.tile),
             proof=self.proof,
         )
 

@@ -26,7 +26,8 @@ from attngen.emit.pallas.views import (
     TestView,
     WalksView,
 )
-from attngen.emit.text.header import Header, consts, header, tile
+from attngen.emit.said import words
+from attngen.emit.text.header import Header, header
 from attngen.emit.text.loop_steps import step_lines
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import views
@@ -149,14 +150,12 @@ class _Emitter:
 
     def header(self) -> Header:
         a = self.attention
-        said = ["target=pallas", f"precision={self.options.precision}", *consts(a), *tile(a.tile)]
-        said += [f"tuned={t.chip}/{8 * t.itemsize}" for t in self.options.tuned]
         return header(
-            self.attention.name,
+            a.name,
             self.text,
             title="fused attention for TPUs, forward and backward, in Pallas.",
             summary="fused, differentiable in every float argument.",
-            said=said,
+            said=words(self.options, a.consts, a.tile),
             proof=self.proof,
             precision=_PRECISION[self.options.precision],
         )

@@ -47,8 +47,26 @@ def units(source: str) -> Iterator[Unit]:
         names = frozenset(bound(node)) - {"_"}
         if "__all__" in names or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             continue
-        reads = frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
-        yield Unit(node, "\n".join(lines[comments:end]), names, reads)
+        yield Unit(node, "\n".join(lines[comments:end]), names, frozenset(_read(node)))
+
+
+def _read(node: ast.AST) -> set[str]:
+    """The names that are read and not bound inside: a function's own names are none of its module's."""
+    if isinstance(node, ast.Name):
+        return {node.id} if isinstance(node.ctx, ast.Load) else set()
+    found: set[str] = set()
+    for child in ast.iter_child_nodes(node):
+        found |= _read(child)
+    if isinstance(node, ast.FunctionDef | ast.Lambda):
+        own = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
+        stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        outside = [*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)]
+        outside += [a.annotation for a in ast.walk(node.args) if isinstance(a, ast.arg) and a.annotation is not None]
+        outside += node.decorator_list if isinstance(node, ast.FunctionDef) else []
+        found -= own | stored
+        for part in outside:
+            found |= _read(part)
+    return found
 
 
 def bound(node: ast.stmt) -> Iterator[str]:

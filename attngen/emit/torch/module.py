@@ -12,7 +12,8 @@ from typing import Any
 from attngen.emit.arrays.tile_code import TileCode, free_names, tile_code
 from attngen.emit.arrays.views import DoorView, TestView
 from attngen.emit.options import Options
-from attngen.emit.text.header import Header, consts, header, tile
+from attngen.emit.said import words
+from attngen.emit.text.header import Header, header
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import views
 from attngen.emit.text.prune import pruned
@@ -108,7 +109,7 @@ class _Emitter:
             self.text,
             title="tiled attention in plain PyTorch, forward and backward.",
             summary="tile by tile, differentiable in every float argument.",
-            said=["target=torch", *consts(self.attention), *tile(self.tile)],
+            said=words(self.options, self.attention.consts, self.tile, precision=False),
             proof=self.proof,
         )
 

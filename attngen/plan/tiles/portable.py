@@ -25,6 +25,12 @@ class Tile:
     def __iter__(self):
         return iter((self.queries, self.keys, self.warps, self.stages))
 
+    @property
+    def usable(self) -> bool:
+        """Whether some kernel may have it, whatever the chip."""
+        sizes = all(16 <= n <= 512 and n & (n - 1) == 0 for n in (self.queries, self.keys))
+        return sizes and self.warps in (1, 2, 4, 8, 16) and 1 <= self.stages <= 8
+
 
 @dataclass(frozen=True, slots=True)
 class Row:

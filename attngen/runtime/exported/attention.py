@@ -598,5 +598,5 @@ class Attention:
             if self.pair_launches is not None:
                 pairs = known.pairs.get(key, {})
                 if not pairs:
-                    pairs = known.pairs[key] = self.pair_launches(known, strides, q, k, v, d_out, *inputs[3:])
+                    pairs = known.pairs[key] = self.pair_launches(known, strides, q, k, v, d_out, *call.given)
             return dq, dk, dv, *self.param_gradients(known, values, pairs, needed, *call.given)

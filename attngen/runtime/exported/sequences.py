@@ -92,14 +92,15 @@ class Sequences:
     def lengths(
         self,
         operands: tuple[Any, ...],
-        bounds: dict[str, Any],
+        bounds: tuple[Any, Any, Any, Any],
         scale: Any = None,
         return_lse: bool = False,
         dropout_seed: Any = None,
         check: bool = False,
     ) -> Any:
-        """A call whose sequences are a part of each batch row."""
-        found, rows = self.bounds_of_rows(operands[0], operands[1], bounds, check)
+        """A call whose sequences are a part of each batch row: `bounds` say where, in the order of `BOUNDS`."""
+        given = dict(zip(BOUNDS, bounds, strict=True))
+        found, rows = self.bounds_of_rows(operands[0], operands[1], given, check)
         return self.into(None, self.call(operands, found, rows, scale, dropout_seed, False), return_lse)
 
     def call(

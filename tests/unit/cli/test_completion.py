@@ -11,11 +11,21 @@ from pathlib import Path
 import pytest
 
 FLAGS = {
-    "compile": {"--target", "--emit", "--arch", "--dtype", "--head-dim", "--output", "--tile", "--precision"},
+    "compile": {
+        "--check",
+        "--target",
+        "--emit",
+        "--arch",
+        "--dtype",
+        "--head-dim",
+        "--output",
+        "--tile",
+        "--precision",
+    },
     "examples": {"--output"},
     "fmt": {"--check", "--write"},
     "show": {"--size", "--tile", "--param", "--batch", "--head", "--output"},
-    "verify": {"--device", "--tile", "--precision"},
+    "verify": {"--target", "--device", "--tile", "--precision"},
     "cost": {"--chip", "--shape", "--dtype", "--tile", "--param", "--json", "--output"},
     "completion": {"--help"},
 }

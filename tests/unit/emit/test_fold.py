@@ -136,7 +136,8 @@ def test_calls_that_differ_leave_a_branch() -> None:
 def test_a_file_for_one_head_dim_has_no_branch_of_its_table(name: str, dim: int) -> None:
     constants = {"SCHEDULE", "ORDERED", "OUT_APART", "PIPELINED", "EARLY", "BACKWARDS"}
     source = attngen.compile(EXAMPLES / f"{name}.attn", arch="sm_90", head_dim=dim).source
-    functions = [f for f in ast.parse(source).body if isinstance(f, ast.FunctionDef)]
+    own = source.partition("# ================")[0]  # the runtime is the same for every head dim
+    functions = [f for f in ast.parse(own).body if isinstance(f, ast.FunctionDef)]
     kernels = [f for f in functions if any("jit" in ast.unparse(d) for d in f.decorator_list)]
     tests = [n.test for f in kernels for n in ast.walk(f) if isinstance(n, ast.If | ast.IfExp)]
     read = {n.attr for t in tests for n in ast.walk(t) if isinstance(n, ast.Attribute)}

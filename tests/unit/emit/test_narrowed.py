@@ -51,24 +51,33 @@ def functions(source: str) -> set[str]:
     return {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
 
 
+def tiles(module: Any) -> dict[Any, Any]:
+    return module.tiles_by_chip(module.TILES)
+
+
+def rows(module: Any, table: str) -> dict[Any, Any]:
+    return module.rows_by_dims(getattr(module, table))
+
+
 def test_a_chip_has_its_own_rows_and_those_of_the_interpreter() -> None:
     for arch in ("sm_80", "sm_90", "gfx942"):
         module = load(compiled("causal", arch=arch).source, "causal")
-        assert {chip for chip, _, _ in module.TILES} == {chip for chip, _ in module.SPLIT} == {arch, "cpu"}
-    assert "HOPPER" not in compiled("causal", arch="sm_80").source
-    assert "HOPPER" not in compiled("causal", arch="portable").source
+        shares = module.shares_by_chip(module.SPLIT)
+        assert {chip for chip, _, _ in tiles(module)} == {chip for chip, _ in shares} == {arch, "cpu"}
+    assert "\nHOPPER" not in compiled("causal", arch="sm_80").source
+    assert "\nHOPPER" not in compiled("causal", arch="portable").source
     every = load(compiled("causal", arch="portable").source, "causal")
-    assert {chip for chip, _, _ in every.TILES} == {"sm_80", "sm_86", "sm_90", "sm_100", "gfx942", "cpu"}
+    assert {chip for chip, _, _ in tiles(every)} == {"sm_80", "sm_86", "sm_90", "sm_100", "gfx942", "cpu"}
 
 
 def test_rows_are_those_of_the_file_for_everything() -> None:
     whole = load(compiled("causal").source, "causal")
     narrow = load(compiled("causal", arch="sm_90", head_dim=(128, 100), dtype="fp16").source, "causal")
-    own = {key: row for key, row in narrow.TILES.items() if key[0] != "cpu"}
-    assert own == {("sm_90", 2, 128): whole.TILES["sm_90", 2, 128]}
+    own = {key: row for key, row in tiles(narrow).items() if key[0] != "cpu"}
+    assert own == {("sm_90", 2, 128): tiles(whole)["sm_90", 2, 128]}
     square = load(compiled("causal", head_dim=128).source, "causal")
     for table in ("HOPPER", "HOPPER_BACKWARD"):
-        assert getattr(square, table) == {(128, 128): getattr(whole, table)[128, 128]}
+        assert rows(square, table) == {(128, 128): rows(whole, table)[128, 128]}
 
 
 @pytest.mark.parametrize(
@@ -143,11 +152,11 @@ def test_a_chip_that_a_file_was_not_made_for_is_refused(monkeypatch: pytest.Monk
     module = load(compiled("causal", arch="sm_90").source, "causal")
     with FakeTensorMode():
         q, k, v = (torch.empty(1, 2, 24, 64, device="cuda", dtype=torch.float16) for _ in "qkv")
-        monkeypatch.setattr(module, "_chip", lambda device: "sm_80")
+        monkeypatch.setattr(module, "chip", lambda device: "sm_80")
         with pytest.raises(ValueError, match="made with arch=sm_90, and cuda:0 is sm_80"):
-            module._check(q, k, v, 1.0)
-        monkeypatch.setattr(module, "_chip", lambda device: "sm_90")
-        module._check(q, k, v, 1.0)
+            module._attention.check((q, k, v), 1.0)
+        monkeypatch.setattr(module, "chip", lambda device: "sm_90")
+        module._attention.check((q, k, v), 1.0)
 
 
 @pytest.mark.parametrize(

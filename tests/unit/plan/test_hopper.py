@@ -329,17 +329,18 @@ def test_packed_calls_look_there_first(name: str, table: str) -> None:
     """A dense file has no such rows."""
     key = (64, 64, "sequences")
     dense = attngen.compile(text_of(name), target="triton")
-    assert key not in getattr(sys.modules[dense.function.__module__], table)
+    alone: Any = sys.modules[dense.function.__module__]
+    assert key not in alone.rows_by_dims(getattr(alone, table))
     packed = attngen.compile(text_of(name), target="triton", geometry=("packed",))
     module: Any = sys.modules[packed.function.__module__]
     rows = getattr(module, table)
-    module._CHIPS[torch.device("cpu")] = "sm_90"
+    module.CHIPS[torch.device("cpu")] = "sm_90"
     q, out = (torch.zeros(1, 1, 128, 64, dtype=torch.float16) for _ in range(2))
-    found = module._listed_row(rows, True, (q, out), (q, q))
-    assert found is not None and found[0] == rows[key]
+    found = module.listed_row(rows, (q, out), (q, q))
+    assert found is not None and found[0] == module.rows_by_dims(rows)[key]
     wide = torch.zeros(1, 1, 128, 128, dtype=torch.float16)
-    found = module._listed_row(rows, True, (wide, wide), (wide, wide))
-    assert found is not None and found[0] == rows[128, 128]
+    found = module.listed_row(rows, (wide, wide), (wide, wide))
+    assert found is not None and found[0] == module.rows_by_dims(rows)[128, 128]
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_the_bench_sets_a_tile_checks_it_and_puts_the_tables_back(monkeypatch: p
     assert set(seen) == {((32, 16, 4, 1), *(tuple(bench.own[name]) for name in KERNELS[1:]))}
     assert bench("dq", tile) > 0
     assert seen[-1][2] == (32, 16, 4, 1) and seen[-1][0] == tuple(bench.own["forward"])
-    assert before == module.TILES and not module._READY
+    assert before == module.TILES and not module._attention.ready
     broken = True
     with pytest.raises(tune.RefusedError, match=r"wrong results: 0\.5"):
         bench("forward", tile)

@@ -463,7 +463,7 @@ class Call(torch.autograd.Function):
     def forward(ctx: Any, module: Any, q: Any, k: Any, v: Any, *params: Any) -> Any:
         with torch.enable_grad():
             ctx.leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-            ctx.out = module._forward(*ctx.leaves, *params, q.shape[3] ** -0.5)[0]
+            ctx.out = module._attention.operator.forward(*ctx.leaves, *params, q.shape[3] ** -0.5)[0]
         return ctx.out.detach()
 
     @staticmethod
@@ -477,7 +477,8 @@ def test_candidates_run_on_the_model_of_the_chip(head_dim: int) -> None:
     """Every row of the first round gives what the file's own rows give; a wrong one is refused."""
     machine = Machine("causal", head_dim, 200)
     bench, module = machine.bench, machine.module
-    before = {name: dict(getattr(module, name)) for name in tables.TABLES if hasattr(module, name)}
+    before = tables.tables_of(module)
+    before = {name: dict(table) for name, table in before.items()}
     assert bench.rows.forward is not None and bench.rows.backward is not None and bench.rows.apart is None
     some = [c for c in first_round(bench.rows) if "ahead" not in differing(bench.rows, *c)]
     machine.launched.clear()
@@ -487,16 +488,16 @@ def test_candidates_run_on_the_model_of_the_chip(head_dim: int) -> None:
     q, k, v = machine.qkv
     with tables.holding(module, bench.row, bench.rows, "portable", None):
         assert (
-            module._hopper(module.HOPPER_BACKWARD, q, k, v) is None
-            and module._hopper(module.HOPPER, q, k, v) is not None
+            module.hopper_row(module.HOPPER_BACKWARD, q, k, v) is None
+            and module.hopper_row(module.HOPPER, q, k, v) is not None
         )
     with tables.holding(module, bench.row, bench.rows, "forward", Tile(64, 64, 4, 1)):
         assert (
-            module._hopper(module.HOPPER_BACKWARD, q, k, v) is not None
-            and module._hopper(module.HOPPER, q, k, v) is None
+            module.hopper_row(module.HOPPER_BACKWARD, q, k, v) is not None
+            and module.hopper_row(module.HOPPER, q, k, v) is None
         )
-        assert module._tiles(q, v)[0] == (64, 64, 4, 1)
-    assert {name: dict(getattr(module, name)) for name in before} == before and not module._READY
+        assert module.tiles(module.TILES, q, v)[0] == (64, 64, 4, 1)
+    assert tables.tables_of(module) == before and not module._attention.ready
     with pytest.raises(tune.RefusedError):
         bench("forward", dataclasses.replace(bench.rows.forward, stages=5))  # barriers: a static assert
 

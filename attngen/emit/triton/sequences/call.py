@@ -1,7 +1,7 @@
 """What the functions for sequences say on the host: arguments, checks, launches, gradients.
 
 Takes the plan, what the dense functions say (`CallView`) and the kernels, returns the `SequenceCallView` that
-`templates/triton/sequences/host.py.j2` reads.
+`templates/triton/host/` reads.
 """
 
 from __future__ import annotations
