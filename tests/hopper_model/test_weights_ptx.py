@@ -76,7 +76,7 @@ def executed(
 
 def modelled(kind: str, x: np.ndarray, refs: np.ndarray, factor: float) -> list[np.ndarray]:
     reference = Tile(np.broadcast_to(refs[:, None], (ROWS, 4)))
-    _, *each = lagging_weights(Tile(x), reference, factor, KINDS[kind])
+    _, *each = lagging_weights(Tile(x), reference, factor, KINDS[kind], SLACK)
     with np.errstate(all="ignore"):
         shift = np.where(each[1].values[:, :1] == -INF, np.float32(0.0), each[1].values[:, :1])
         weights = np.exp2(x * np.float32(factor) - shift * np.float32(factor))
@@ -165,7 +165,7 @@ def test_a_ramp_is_what_the_model_says(
     place = np.arange(keys, dtype=np.float32)
     tile = Tile(ahead[:, None] + np.float32(slope) * place)
     reference = Tile(np.broadcast_to(refs[:, None], (ROWS, 4)))
-    _, *each = lagging_weights(Tile(x), reference, factor, KINDS[kind], slope, tile)
+    _, *each = lagging_weights(Tile(x), reference, factor, KINDS[kind], SLACK, slope, tile)
     np.testing.assert_allclose(found[2], each[1].values, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(found[3], each[2].values, rtol=1e-4)
     np.testing.assert_allclose(found[1], each[0].values, rtol=1e-3, atol=1e-30)

@@ -38,6 +38,11 @@ def test_included_templates_are_scanned() -> None:
     assert "dk_token" in triton(), "of a Gluon template"
 
 
+def test_no_param_is_called_as_a_module_of_the_runtime() -> None:
+    """Kernels call `rows.load`: a local of that name would hide it."""
+    assert {"host", "rows", "sm90", "gl", "gluon", "tl", "COPY_IN"} <= triton()
+
+
 @pytest.mark.parametrize("names", [triton, torch, jax, pallas], ids=["triton", "torch", "jax", "pallas"])
 def test_what_every_target_reserves(names: object) -> None:
     assert callable(names)
