@@ -145,21 +145,21 @@ def test_log_sum_exps_of_any_size(name: str, steep: float) -> None:
 
 def test_the_scale_decides_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     made = case(text_of("causal"), (64, 64), (1, 1, 1, 8, 8), torch.bfloat16)
-    prepared, asked = made.module._backward_launches, []
+    prepared, asked = made.module._attention.backward_launches, []
 
     def prepare(*arguments: Any) -> Any:
-        asked.append(arguments[-1])
-        if not arguments[-1]:
+        asked.append(arguments[-1].usual)
+        if not asked[-1]:
             raise FaultError("the portable kernels are not modelled")
         return prepared(*arguments)
 
-    monkeypatch.setattr(made.module, "_backward_launches", prepare)
+    monkeypatch.setattr(made.module._attention, "backward_launches", prepare)
     lse, d_out = torch.zeros(1, 1, 8), torch.zeros_like(made.q)
     for scale in (0.125, 3.0):
-        made.module._gradients(d_out, None, made.q, made.k, made.v, d_out, lse, scale)
+        made.differentiated(d_out, None, (d_out, lse), scale=scale)
     for scale in (1e-20, 1e20, 0.0, -1.0):
         with pytest.raises(FaultError):
-            made.module._gradients(d_out, None, made.q, made.k, made.v, d_out, lse, scale)
+            made.differentiated(d_out, None, (d_out, lse), scale=scale)
     assert asked == [True, False, False, False, False]
 
 
@@ -167,13 +167,14 @@ def test_the_scale_decides_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_scale_that_log_sum_exps_cannot_be_divided_by_takes_the_portable_kernels(usual: bool) -> None:
     made = case(text_of("causal"), (64, 64), (1, 1, 1, 8, 8), torch.bfloat16)
     q, k, v = (x.contiguous() for x in (made.q, made.k, made.v))
-    known = made.module._known(q, k, v)
-    found = made.module._backward_launches(known, {}, q, k, v, q, q, k, v, False, usual)
+    asked = made.module.Backward(has_d_lse=False, precise=False, needed=(), usual=usual)
+    known = made.module._attention.layout(q, k, v)
+    found = made.module._backward_launches(known, {}, q, k, v, q, q, k, v, asked)
     names = ("_rows_kernel", "_hopper_backward_kernel", "_collect_kernel")
     assert tuple(x.kernel.name for x in found) == (names if usual else ("_rows_kernel", "_dkdv_kernel", "_dq_kernel"))
 
 
-BACKWARDS = ("(64, 128, 3, True, 2, 256, 24, True)", "(64, 128, 3, True, 1, 1, 24, True)")
+BACKWARDS = ("128 3      yes   2        256  ", "128 3      yes   1        1    ")
 """So few heads a group that there are several, as there are in a large batch."""
 
 
@@ -201,7 +202,7 @@ def test_every_tile_of_keys_comes_once_and_after_the_one_it_waits_for(n_tiles: i
 @pytest.mark.parametrize("dim", [64, 128])
 def test_tiles_of_keys_from_the_last_to_the_first(name: str, heads: tuple[int, int, int], dim: int) -> None:
     """But for the last group of heads."""
-    changes = [BACKWARDS] if dim == 128 else [("3, False, 4, 512, 24, True)", "3, False, 1, 1, 24, True)")]
+    changes = [BACKWARDS] if dim == 128 else [("128 3      no    4        512  ", "128 3      no    1        1    ")]
     sizes = (*heads, 400, 400) if name in SQUARE else (*heads, 300, 400)
     errors, launched = gradients(text_of(name), (dim, dim), sizes, changes=changes)
     assert {"_hopper_backward_kernel", "_collect_kernel"} <= set(launched)
@@ -335,9 +336,9 @@ def test_without_the_clamp_it_would(far: str, partition: str) -> None:
 
 
 ROWS = {
-    "two tiles of weights ahead": ("(64, 64, 2, 1, 1, 24)", "(64, 64, 2, 2, 1, 24)"),
-    "dQ: two heads in turn": ("(128, 64, 2, 1, 1, 24)", "(128, 64, 2, 1, 2, 24)"),
-    "dQ: one place of keys, two of values": ("(128, 64, 2, 1, 1", "(128, 64, 1, 2, 1"),
+    "two tiles of weights ahead": ("256 256   | 64 64 2      1 ", "256 256   | 64 64 2      2 "),
+    "dQ: two heads in turn": ("128 64 2        1        1  ", "128 64 2        1        2  "),
+    "dQ: one place of keys, two of values": ("128 64 2        1        1  ", "128 64 1        2        1  "),
 }
 
 
@@ -348,15 +349,15 @@ def test_other_rows_of_the_table(what: str) -> None:
     assert all(e <= 8e-3 for e in errors.values()), errors
 
 
-GIVEN_BACK = "_barrier_arrive(rings.k.FREE + stage, 288, 4)"
+GIVEN_BACK = "sm90.barrier_arrive(rings.k.FREE + stage, 288, 4)"
 LAST_PRODUCT = "dv, p, dk, slopes = warpgroup_mma_wait(0, deps=(dv_token, p, dk_token, slopes))"
 DS_GIVEN_BACK = "mbarrier.arrive(rings.ds.FREE.index(stage), count=1)"
-NEXT_ITEM = "        item = _next_item(rings.note, round, 4)\n"
+NEXT_ITEM = "        item = sm90.next_item(rings.note, round, 4)\n"
 KEYS_GIVEN_BACK = "        mbarrier.arrive(rings.k.FREE, count=1)\n"
 KEYS_THERE = "        mbarrier.wait(rings.k.ready, round & 1)\n"
 DQ_DONE = "dq = warpgroup_mma_wait(0, deps=(dq_token,))"
 FAULTS = {
-    "the copy engine reads before a fence": (256, ("    fence_async_shared()\n    _BARRIER()", "    pass")),
+    "the copy engine reads before a fence": (256, ("    fence_async_shared()\n    BARRIER()", "    pass")),
     "keys are given back before dQ's product": (
         256,
         (f"(dq_token, slopes))\n        {GIVEN_BACK}\n", "(dq_token, slopes))\n"),
@@ -378,10 +379,10 @@ FAULTS = {
     ),
     "weights are handed over where others may still be read": (
         256,
-        ("    if turn >= AHEAD:\n        _barrier_sync(ring.FREE + place, 256, 4)\n", ""),
+        ("    if turn >= AHEAD:\n        barrier_sync(ring.FREE + place, 256, 4)\n", ""),
     ),
-    "weights are taken before they are handed over": (256, ("    _barrier_sync(ring.ready + place, 256, 4)\n", "")),
-    "nobody gives a tile of queries back": (256, ("_barrier_arrive(rings.q.FREE + here, 288, 4)", "pass")),
+    "weights are taken before they are handed over": (256, ("    barrier_sync(ring.ready + place, 256, 4)\n", "")),
+    "nobody gives a tile of queries back": (256, ("sm90.barrier_arrive(rings.q.FREE + here, 288, 4)", "pass")),
     "an item's keys are given back at its start": (
         128,
         (KEYS_GIVEN_BACK, ""),
@@ -390,8 +391,8 @@ FAULTS = {
     "results are copied without a fence": (
         128,
         (
-            "            fence_async_shared()\n            _BARRIER()\n            _COPY_OUT",
-            "            _COPY_OUT",
+            "            fence_async_shared()\n            BARRIER()\n            COPY_OUT",
+            "            COPY_OUT",
         ),
     ),
     "the next values come before dV is copied": (
@@ -403,7 +404,7 @@ FAULTS = {
     ),
     "dS is not waited for": (
         128,
-        ("_barrier_sync(rings.ds.ready + stage, 384, 4)", "_barrier_arrive(rings.ds.ready + stage, 384, 4)"),
+        ("barrier_sync(rings.ds.ready + stage, 384, 4)", "barrier_arrive(rings.ds.ready + stage, 384, 4)"),
     ),
     "dS of what is passed over is what was there": (128, (".store(no_ds)", ".load()")),
     "a half walks the other's queries": (128, ("BK // 2 if SHARE == 2 else 0", "BK // 2 if SHARE == 1 else 0")),
@@ -418,7 +419,7 @@ FAULTS = {
     ),
     "a product reads dS without a fence": (
         128,
-        ("    fence_async_shared()\n    _barrier_arrive(rings.ds", "    _barrier_arrive(rings.ds"),
+        ("    fence_async_shared()\n    sm90.barrier_arrive(rings.ds", "    sm90.barrier_arrive(rings.ds"),
     ),
     "keys are given back before dQ's last product": (
         128,
@@ -434,11 +435,11 @@ FAULTS = {
     ),
     "queries are fetched where others may still be read": (
         128,
-        ("    if turn >= STAGES:\n        _barrier_sync(ring.FREE + stage, 288, 1)\n    return", "    return"),
+        ("    if turn >= STAGES:\n        barrier_sync(ring.FREE + stage, 288, 1)\n    return", "    return"),
     ),
     "nobody comes for the last places of queries": (
         128,
-        ("\n        _barrier_sync(ring.FREE + (turn - 1 - last) % STAGES, 288, 1)\n", "\n        pass\n"),
+        ("\n        barrier_sync(ring.FREE + (turn - 1 - last) % STAGES, 288, 1)\n", "\n        pass\n"),
     ),
     "dO of a tile is not waited for": (
         128,
@@ -447,8 +448,8 @@ FAULTS = {
     "a tile of queries is given back under its last product": (
         128,
         (
-            f"{LAST_PRODUCT}\n    _barrier_arrive(rings.q.FREE + stage, 288, 4)",
-            f"_barrier_arrive(rings.q.FREE + stage, 288, 4)\n    {LAST_PRODUCT}",
+            f"{LAST_PRODUCT}\n    sm90.barrier_arrive(rings.q.FREE + stage, 288, 4)",
+            f"sm90.barrier_arrive(rings.q.FREE + stage, 288, 4)\n    {LAST_PRODUCT}",
         ),
     ),
     "nobody tells that a part of dQ is added": (
@@ -463,12 +464,12 @@ FAULTS = {
         128,
         ("nbytes + work.terms_desc.block_type.nbytes", "nbytes"),
         (
-            "_fetch(d_out_desc, rings.d_out, stage, batch, head, q0)",
-            "_fetch(d_out_desc, rings.d_out, stage, batch, head, q0, config.BQ * 32)",
+            "sm90.fetch(d_out_desc, rings.d_out, stage, batch, head, q0)",
+            "sm90.fetch(d_out_desc, rings.d_out, stage, batch, head, q0, config.BQ * 32)",
         ),
         (
-            "def _fetch(desc, ring, stage, batch, head, start)",
-            "def _fetch(desc, ring, stage, batch, head, start, more=0)",
+            "def fetch(desc, ring, stage, batch, head, start)",
+            "def fetch(desc, ring, stage, batch, head, start, more=0)",
         ),
         ("index(stage), desc.block_type.nbytes)", "index(stage), desc.block_type.nbytes + more)"),
         ("ready, rings.rows.index(stage)", "rings.d_out.ready.index(stage), rings.rows.index(stage)"),
@@ -480,8 +481,8 @@ FAULTS = {
     "parts of dQ wait for a turn that is never passed": (
         128,
         (
-            "_pass_turn(cells + _place(step, first, stop, back), order + 1)",
-            "_pass_turn(cells + _place(step, first, stop, back), order)",
+            "sm90.pass_turn(cells + _place(step, first, stop, back), order + 1)",
+            "sm90.pass_turn(cells + _place(step, first, stop, back), order)",
         ),
     ),
 }

@@ -231,7 +231,7 @@ def test_a_count_that_nobody_reaches_is_a_fault() -> None:
 PART = "part = 0 if ROWS == BQ else 1 + q0 % BQ // ROWS"
 OWN = "own_any_hi - any_lo"
 LIST_FAULTS: dict[str, Change] = {
-    "the lists of another batch": ("batch * ((Sq + BQ - 1) // BQ) + q0", "0 * ((Sq + BQ - 1) // BQ) + q0"),
+    "the lists of another batch": ("row = batch * n_tiles + tile\n    part = 0", "row = tile\n    part = 0"),
     "the list of the other half": (PART, PART.replace("1 + ", "2 - ")),
     "the list of a half for a whole tile": (PART, PART.replace("0 if", "1 if")),
     "a mask is left out": ("tl.store(ends + 0, tl.minimum(full_lo, stop))", "tl.store(ends + 0, 0)"),

@@ -14,7 +14,7 @@ from hopper_model.schedule import Schedule
 from hopper_model.test_backward import SQUARE, gradients, slow
 
 FULL = "attention full\n"
-CHOSEN = "span = _span(group, heads, wanted)"
+CHOSEN = "span = host.equal_share(group, heads, wanted)"
 DIMS = (128, 128)
 
 
@@ -66,7 +66,7 @@ def found(span: int, schedule: Schedule, changes: Sequence[Change] = ()) -> tupl
     made = case(text_of("causal"), DIMS, (1, 4, 1, 130, 300), torch.bfloat16, [spanning(span), *changes], schedule)
     d_out, right = made.draw("Hq", "Sq", "Dv"), made.truth()
     lse, out = torch.from_numpy(right.lse).float(), torch.from_numpy(right.out).to(torch.bfloat16)
-    return made.module._gradients(d_out, torch.zeros_like(lse), made.q, made.k, made.v, out, lse, 128**-0.5)[:3]
+    return made.differentiated(d_out, torch.zeros_like(lse), (out, lse))
 
 
 @pytest.mark.parametrize("span", [1, 2, slow(4)])
@@ -95,7 +95,7 @@ def test_faults_of_shares_are_seen(what: str) -> None:
 
 def test_a_call_chooses_how_many_members_an_item_has() -> None:
     """All of them where there are heads of keys enough; else a divisor of the group, so that items are alike."""
-    span = case(FULL, DIMS, (1, 1, 1, 8, 8), torch.bfloat16).module._span
+    span = case(FULL, DIMS, (1, 1, 1, 8, 8), torch.bfloat16).module.equal_share
     assert [span(4, heads, 32) for heads in (64, 32, 31, 16, 15, 8, 1)] == [4, 4, 2, 2, 1, 1, 1]
     assert [span(7, heads, 16) for heads in (16, 15, 1)] == [7, 1, 1]
     assert span(12, 8, 32) == 3 and span(32, 2, 32) == 2 and span(1, 1, 32) == 1 and span(4, 1, 1) == 4

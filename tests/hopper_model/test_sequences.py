@@ -89,8 +89,11 @@ def test_many_sequences_are_listed_in_blocks() -> None:
 CHANGES = {
     "a copy behind the sequence's end": ("within = tl.maximum(size - start, 0)", "within = size - start + 64"),
     "another sequence's tile": ("item = items_ptr + 8 * (order + 1)", "item = items_ptr + 8 * (order // 2 + 1)"),
-    "results beside a sequence stay": ("_clear(out_ptr, sequence, head, strides, behind, stop, Dv, ALIGN)", "pass"),
-    "a row of the wrong sequence": ("rows.total + rows.first\n", "rows.total\n"),
+    "results beside a sequence stay": (
+        "rows.clear(out_ptr, sequence, head, out_strides, behind, stop, Dv, ALIGN)",
+        "pass",
+    ),
+    "a row of the wrong sequence": ("place.total + place.first\n", "place.total\n"),
     "parts of sequences in one place": ("n_slots + _slot_of(", "0 * n_slots + 0 * _slot_of("),
 }
 
@@ -136,7 +139,7 @@ def test_tensors_that_the_copy_engine_cannot_read_take_portable_kernels() -> Non
     module: Any = execute(kernel.source, kernel.name)
     machine.install(module)
     x = torch.zeros(2, 40, 2, 64, dtype=torch.float16).transpose(1, 2)
-    assert module._batch_rows(x) == 40
-    assert module._batch_rows(x, torch.zeros(2, 2, 40, 64, dtype=torch.float16)) is None
-    assert module._batch_rows(x[..., :60].contiguous()) is None
-    assert module._batch_rows(torch.zeros(2, 2, 40, 64)) is None
+    assert module.batch_rows(x) == 40
+    assert module.batch_rows(x, torch.zeros(2, 2, 40, 64, dtype=torch.float16)) is None
+    assert module.batch_rows(x[..., :60].contiguous()) is None
+    assert module.batch_rows(torch.zeros(2, 2, 40, 64)) is None

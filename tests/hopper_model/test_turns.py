@@ -28,8 +28,7 @@ def dq(what: str, schedule: Schedule, changes: Sequence[Change] = ()) -> torch.T
     made = case(text_of(name), DIMS, sizes, torch.bfloat16, [*rows, *changes], schedule)
     d_out, right = made.draw("Hq", "Sq", "Dv"), made.truth()
     lse, out = torch.from_numpy(right.lse).float(), torch.from_numpy(right.out).to(torch.bfloat16)
-    qkv, scale = (made.q, made.k, made.v), made.sizes["D"] ** -0.5
-    found = made.module._gradients(d_out, torch.zeros_like(lse), *qkv, *made.given.values(), out, lse, scale)
+    found = made.differentiated(d_out, torch.zeros_like(lse), (out, lse))
     assert "_hopper_backward_kernel" in made.launched
     return found[0]
 
@@ -66,20 +65,23 @@ def test_a_wait_for_a_program_that_has_not_begun_is_a_deadlock(what: str) -> Non
     assert torch.equal(dq("one group of heads", Schedule(ALL, 0, ALL), changes), dq("one group of heads", Schedule()))
 
 
-AWAITED, PASSED = "_await_turn(cells + at, order)", "_pass_turn(cells + _place(step, first, stop, back), order + 1)"
+AWAITED, PASSED = (
+    "sm90.await_turn(cells + at, order)",
+    "sm90.pass_turn(cells + _place(step, first, stop, back), order + 1)",
+)
 READY = "mbarrier.wait(turns.ready.index(turn % config.TURNS), turn // config.TURNS & 1)"
 ADDED, THERE = (
     "mbarrier.arrive(turns.added.index(turn % config.TURNS), count=1)",
-    "_barrier_sync(rings.ds.ready + stage, 384, 4)",
+    "barrier_sync(rings.ds.ready + stage, 384, 4)",
 )
 TOLD = "mbarrier.wait(turns.added.index(turn % config.TURNS), turn // config.TURNS & 1)"
 FAULTS: dict[str, tuple[str, Sequence[Change]]] = {
-    "waits for the turn before": ("deadlock|a race", [(AWAITED, "_await_turn(cells + at, order - 1)")]),
-    "waits for its own part": ("deadlock", [(AWAITED, "_await_turn(cells + at, order + 1)")]),
-    "waits for another head's turn": ("deadlock|a race", [(AWAITED, "_await_turn(work.turns_ptr + at, order)")]),
+    "waits for the turn before": ("deadlock|a race", [(AWAITED, "sm90.await_turn(cells + at, order - 1)")]),
+    "waits for its own part": ("deadlock", [(AWAITED, "sm90.await_turn(cells + at, order + 1)")]),
+    "waits for another head's turn": ("deadlock|a race", [(AWAITED, "sm90.await_turn(work.turns_ptr + at, order)")]),
     "waits for another tile's turn": (
         "deadlock|a race",
-        [(AWAITED, "_await_turn(cells + gl.where(at + 1 < stop_before, at + 1, at), order)")],
+        [(AWAITED, "sm90.await_turn(cells + gl.where(at + 1 < stop_before, at + 1, at), order)")],
     ),
     "does not wait": ("a race", [(AWAITED, "pass")]),
     "adds before its turn has come": ("a race", [(READY, "pass")]),

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +12,7 @@ import triton.language as tl
 
 import attngen
 from attngen.plan.tiles.hopper import SLACK
-from attngen.runtime.loader import execute
+from attngen.runtime.exported.ptx import weights_ptx
 from hopper_model import ptx
 from hopper_model.cases import text_of
 from hopper_model.machine import lagging_weights
@@ -25,20 +24,19 @@ ROWS = 16
 INF = float("inf")
 
 
-def text_by(name: str) -> Callable[..., str]:
-    kernel = attngen.compile(text_of(name))
-    module: Any = execute(kernel.source, kernel.name)
-    return lambda n, half: tl.constexpr(module._weights_ptx(n, half)).value
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def text() -> Callable[..., str]:
-    return text_by("causal")
+    return lambda n, half: tl.constexpr(weights_ptx(n, half, SLACK, False)).value
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def ramped() -> Callable[..., str]:
-    return text_by("alibi")
+    return lambda n, half: tl.constexpr(weights_ptx(n, half, SLACK, True)).value
+
+
+@pytest.mark.parametrize(("name", "last"), [("causal", "dtype"), ("alibi", "ahead")])
+def test_files_say_by_how_much_a_reference_may_lag(name: str, last: str) -> None:
+    assert f"{last}, {SLACK})" in attngen.compile(text_of(name)).source
 
 
 def executed(

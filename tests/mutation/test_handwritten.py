@@ -83,7 +83,7 @@ def _probe(least_ptr, most_ptr, here_ptr, out_ptr, n_tiles, n_here, TEST: tl.con
     case = tl.program_id(0)
     row = case // n_here
     here = here_ptr + case % n_here * 2
-    any_lo, any_hi, all_lo, all_hi = _matching_tiles(
+    any_lo, any_hi, all_lo, all_hi = rows.matching_tiles(
         least_ptr + row * n_tiles, most_ptr + row * n_tiles, tl.load(here), tl.load(here + 1), n_tiles, 1, TEST
     )
     tl.store(out_ptr + case * 4, any_lo)
