@@ -250,6 +250,32 @@ def _accepted(spec: Attention, proof: Proof, source: Source, strict: bool) -> Pr
     return proof
 
 
+def package(
+    source: Source,
+    options: Options,
+    consts: Mapping[str, Const] | None = None,
+    allow_unproved: Collection[str] = (),
+    *,
+    strict: bool = False,
+    effort: float = 1.0,
+) -> dict[str, str]:
+    """The files of a package, by their paths in it: the spec's own part, and the runtime that all own parts share.
+
+    Raises `UsageError` for a target that has no such runtime, else as `build` does.
+    """
+    from attngen.piece_file import own_part
+
+    runtime = targets.named(options.target).runtime
+    if runtime is None:
+        able = targets.listed([target for target in targets.TARGETS.values() if target.runtime is not None])
+        raise UsageError(f"-o with a directory is for target {able}, whose files share a runtime: name a file")
+    kernel = build(source, options, consts, allow_unproved, strict=strict, effort=effort)
+    spec, _ = checked_plan(source, consts, options.target, options.tile)
+    proved = kernel.proof.summary() if kernel.proof is not None else ()
+    own = own_part(spec, kernel.plan, source.text, options, proved)
+    return {f"{kernel.name}.py": own, **{f"_attngen/{name}": text for name, text in runtime().items()}}
+
+
 def stage(
     kind: str,
     source: Source,

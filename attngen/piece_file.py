@@ -21,11 +21,22 @@ def written(spec: Attention, plan: KernelPlan, text: str, options: Options, proo
     """The file of a plan, with pieces if `options` ask for them. Raises `UsageError` where a piece is not proved."""
     if "pieces" not in options.geometry:
         return targets.emit(plan, text, options, proof)
+    from attngen.emit.triton.placement import one_file
+
+    return one_file(own_part(spec, plan, text, options, proof))
+
+
+def own_part(spec: Attention, plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]) -> str:
+    """What of the file depends on the spec, which imports the runtime from the package beside it."""
+    from attngen.emit.triton import module
+
+    source = module.own_part(plan, text, options, targets.said_of(plan, proof))
+    if "pieces" not in options.geometry:
+        return source
     from attngen.emit.text.joined import followed, joined
     from attngen.emit.text.long_lines import without_long_lines
     from attngen.emit.text.prune import without_unused_definitions
-    from attngen.emit.triton.module import own_part
-    from attngen.emit.triton.placement import one_file, tidied
+    from attngen.emit.triton.placement import tidied
     from attngen.emit.triton.sequences.pieces import endings, pieces_module
 
     own = replace(options, geometry=("dense",))
@@ -34,16 +45,15 @@ def written(spec: Attention, plan: KernelPlan, text: str, options: Options, proo
     if "packed" in options.geometry and {*made["_piece"].piece.own.sizes} <= {*spec.sizes}:
         # A param with an element for each row would be another for each sequence of a call.
         made["_each"] = pieces.make(spec.name, spec, text, each, each=True)
-    source = own_part(plan, text, options, targets.said_of(plan, proof))
     exported = source.partition("__all__ = [")[2].partition("]")[0].split(", ")
     titles = {"_piece": "pieces of longer sequences", "_each": "pieces of packed sequences, and with numbers for each"}
     for ending, one in made.items():
         said = targets.said_of(one.plan, one.proof.summary())
-        part = own_part(one.plan, one.text, each if ending == "_each" else own, said)
+        part = module.own_part(one.plan, one.text, each if ending == "_each" else own, said)
         source = joined(source, part, ending, titles[ending])
     own_pieces = {end: one.piece for end, one in made.items()}
     host = pieces_module(spec, plan, own_pieces, forward=options.forward)
     source = followed(source, host, "pieces of longer sequences, on the host")
     exported += [f'"{spec.name}{end}"' for end in endings(made, forward=options.forward)]
     source = source.replace("\n\nPRECISION =", f"\n\n__all__ = [{', '.join(exported)}]\n\nPRECISION =", 1)
-    return one_file(without_long_lines(tidied(without_unused_definitions(source))))
+    return without_long_lines(tidied(without_unused_definitions(source)))

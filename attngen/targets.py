@@ -59,6 +59,8 @@ class Target:
     """Whether a file may be for some chips, head dims or dtypes, or for the forward pass alone."""
     tpus: tuple[str, ...] = ()
     """For which its kernels are tuned without having one; none: they are timed on the card that is here."""
+    runtime: Callable[[], Mapping[str, str]] | None = None
+    """The package that its files may stand beside, and share: texts by name, in a folder of the name `_attngen`."""
     stages: tuple[str, ...] = ()
     """What its compiler makes of a file."""
     tile: Callable[[], tuple[int, int] | None] = lambda: None
@@ -118,6 +120,12 @@ def _emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str
     return emit_triton(plan, text, options, proof)
 
 
+def _triton_runtime() -> Mapping[str, str]:
+    from attngen.emit.triton.placement import beside
+
+    return beside()
+
+
 def _emit_torch(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]) -> str:
     from attngen.emit.torch.module import emit_torch
 
@@ -170,6 +178,7 @@ TARGETS: dict[str, Target] = {
             device=devices.of_triton,
             device_name=devices.torch_name,
             prepare=loader.prepare_interpreter,
+            runtime=_triton_runtime,
             interpreter="Triton's interpreter",
             geometries=GEOMETRIES,
             pieces=True,

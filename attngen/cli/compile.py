@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from attngen import api, files, targets, terminal, vocabulary
-from attngen.cli import arguments, compile_check, output, shapes
+from attngen.cli import arguments, compile_check, directory, output, shapes
 from attngen.cli.parser import Commands
 from attngen.errors import UsageError
 
@@ -45,7 +45,8 @@ def add(table: Commands) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="write there instead of to standard output; cubin and hsaco: one file per kernel, named after it",
+        help="write there instead of to standard output; DIR/: the own part of the file, beside a runtime that all "
+        "files in DIR share; cubin and hsaco: one file per kernel, named after it",
     )
     arguments.define(p)
     p.add_argument(
@@ -162,6 +163,12 @@ def _write_stage(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...
         geometry=tuple(dict.fromkeys(args.geometry or ("dense",))),
     )
     source, consts = files.read_source(args.spec), dict(args.define)
+    if directory.is_directory(args.output):
+        if args.emit != "source":
+            raise UsageError(f"-o {args.output}: a directory takes files of target triton, not --emit {args.emit}")
+        found = api.package(source, options, consts, args.allow_unproved, strict=args.strict, effort=args.effort)
+        directory.write(args.output, found)
+        return 0
     text = api.stage(
         args.emit, source, options, consts, args.allow_unproved, fork=True, strict=args.strict, effort=args.effort
     )

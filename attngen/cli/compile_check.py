@@ -11,7 +11,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attngen import api, files, targets, terminal
 from attngen.cli import made as generated
@@ -49,7 +49,11 @@ def run(args: Namespace, tiles: Callable[[], tuple[Tuned, ...] | tuple[TunedGpu,
         del consts[const]
     options = generated.checked(made.options, tile=tile)
     allowed = _allowed(made, args.allow_unproved)
-    text = api.stage("source", source, options, consts, allowed, fork=True, strict=args.strict, effort=args.effort)
+    chosen: dict[str, Any] = {"strict": args.strict, "effort": args.effort}
+    if generated.is_own_part(made.file.text):
+        text = api.package(source, options, consts, allowed, **chosen)[f"{made.head.name}.py"]
+    else:
+        text = api.stage("source", source, options, consts, allowed, fork=True, **chosen)
     if text.encode() == data:
         terminal.note(f"{name} is what {source.name} compiles to")
         return 0

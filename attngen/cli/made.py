@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from attngen import api, targets
 from attngen.errors import Source, UsageError
 from attngen.kernel import Kernel
+from attngen.runtime import loader
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -115,6 +116,11 @@ def flags(options: Options, consts: dict[str, Any]) -> str:
 # ---------------------------------------------------------------- the file's own code
 
 
+def is_own_part(text: str) -> bool:
+    """Whether the file imports its runtime from the package beside it."""
+    return "\nfrom ._attngen import " in text
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class FileKernel(Kernel):
     """A kernel whose functions are all those of a file, pieces included. `place`: the file, for tracebacks."""
@@ -123,7 +129,13 @@ class FileKernel(Kernel):
 
     def _module(self, source: str) -> ModuleType:
         path = os.path.abspath(self.place) if os.path.exists(self.place) else None
-        return targets.named(self.target).load(source, self.name, path)
+        target = targets.named(self.target)
+        if not is_own_part(source):
+            return target.load(source, self.name, path)
+        if path is None:
+            raise UsageError(f"{self.place} calls the runtime in the package beside it: give the file's path")
+        target.prepare()
+        return loader.load_from_package(path)
 
     def _loaded(self, source: str, ending: str) -> Callable[..., Any]:
         if not callable(getattr(self._module(source), f"{self.name}{ending}", None)):

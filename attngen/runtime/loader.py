@@ -100,6 +100,19 @@ def load(
         return _LOADED[key]
 
 
+def load_from_package(path: str) -> ModuleType:
+    """The module of a file that imports from the package in whose folder it is."""
+    folder, name = os.path.split(os.path.splitext(path)[0])
+    package = f"attngen_package_{cache.digest(folder)[:16]}"
+    with _LOADING:
+        if package not in sys.modules:
+            sys.modules[package] = ModuleType(package)
+            sys.modules[package].__path__ = [folder]
+        found = importlib.import_module(f"{package}.{name}")
+        _tell_flop_counters()
+        return found
+
+
 def _tell_flop_counters() -> None:
     """Makes counters of operations that are active count a file that is loaded now: each copied PyTorch's registry when
     it was made."""

@@ -1,7 +1,8 @@
 """The generated files of all examples and targets: a change of the emitter is reviewed here.
 
-Six examples are kept whole (`NAME.py`). For each other example a record (`NAME.new`) holds the SHA-256 of the whole
-file and the lines that occur in none of the six, each group below the function that holds it. `pytest tests/golden
+Some examples are kept whole (`NAME.py`): of Triton's files their own parts, since the runtime is source. For each other
+example a record (`NAME.new`) holds the SHA-256 of the whole file and the lines that occur in none of these, each group
+below the function that holds it; `one_file.new` one of a file with the runtime below its own part. `pytest tests/golden
 --update-golden` writes all of them anew; the commit that moves one says why.
 """
 
@@ -19,12 +20,22 @@ from pathlib import Path
 import pytest
 
 import attngen
+from attngen import api
+from attngen.emit.triton import placement
+from attngen.errors import Source
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.attn"))
 TARGETS = ("triton", "pallas", "torch", "jax")
-WHOLE = ("causal", "documents", "alibi", "custom_normalizer", "sigmoid", "natten_2d")
+WHOLE = {
+    "triton": ("causal", "documents", "alibi", "custom_normalizer", "sigmoid"),
+    "pallas": ("causal", "documents"),
+    "torch": ("causal", "documents"),
+    "jax": ("causal", "documents"),
+}
+ONE_FILE = "one_file.new"
+"""Of causal attention: the own part, the runtime that it calls, the modules that it calls it by."""
 
 
 @cache
@@ -33,15 +44,22 @@ def generated(target: str, name: str) -> str:
 
 
 @cache
+def own(target: str, name: str) -> str:
+    """What goldens hold of a file."""
+    if target != "triton":
+        return generated(target, name)
+    text = (ROOT / "examples" / f"{name}.attn").read_text(encoding="utf-8")
+    return api.package(Source(text, name), api.options(target))[f"{name}.py"]
+
+
+@cache
 def known_lines(target: str) -> frozenset[str]:
-    """Every line, without its indentation, of the six files that are kept whole."""
-    return frozenset(line.strip() for name in WHOLE for line in generated(target, name).split("\n"))
+    """Every line, without its indentation, of the files that are kept whole."""
+    return frozenset(line.strip() for name in WHOLE[target] for line in own(target, name).split("\n"))
 
 
-def record(target: str, name: str) -> str:
-    """The digest of a generated file, and its lines that none of the six has, below their functions' names."""
-    source = generated(target, name)
-    known = known_lines(target)
+def record(source: str, known: frozenset[str]) -> str:
+    """The digest of a generated file, and its lines that are not known, below their functions' names."""
     holder = {
         line: node.name
         for node in ast.parse(source).body
@@ -63,15 +81,10 @@ def record(target: str, name: str) -> str:
 
 
 def golden(target: str, name: str) -> Path:
-    return HERE / target / (f"{name}.py" if name in WHOLE else f"{name}.new")
+    return HERE / target / (f"{name}.py" if name in WHOLE[target] else f"{name}.new")
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_generated_file_is_the_golden_one(example: Path, target: str, update_golden: bool) -> None:
-    name = example.stem
-    found = generated(target, name) if name in WHOLE else record(target, name)
-    path = golden(target, name)
+def held(path: Path, found: str, update_golden: bool) -> None:
     if update_golden:
         path.parent.mkdir(exist_ok=True)
         path.write_text(found, encoding="utf-8", newline="\n")
@@ -83,9 +96,27 @@ def test_generated_file_is_the_golden_one(example: Path, target: str, update_gol
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_generated_file_is_the_golden_one(example: Path, target: str, update_golden: bool) -> None:
+    name = example.stem
+    found = own(target, name) if name in WHOLE[target] else record(own(target, name), known_lines(target))
+    held(golden(target, name), found, update_golden)
+
+
+def test_one_file_is_the_own_part_and_the_runtime(update_golden: bool) -> None:
+    runtime = frozenset(line.strip() for text in placement.sources().values() for line in text.split("\n"))
+    held(
+        HERE / "triton" / ONE_FILE,
+        record(generated("triton", "causal"), known_lines("triton") | runtime),
+        update_golden,
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_no_golden_file_is_an_orphan(target: str) -> None:
     files = sorted(path.name for path in (HERE / target).iterdir() if path.name != "__pycache__")
-    assert files == sorted(golden(target, example.stem).name for example in EXAMPLES)
+    more = [ONE_FILE] if target == "triton" else []
+    assert files == sorted([*more, *(golden(target, example.stem).name for example in EXAMPLES)])
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -73,8 +73,8 @@ def _module(name: str, text: str) -> _Module:
     statements = tuple(units(text))
     imports = tuple(u for u in statements if u.imports)
     inside = [u.node for u in imports if isinstance(u.node, ast.ImportFrom) and u.node.level]
-    before = tuple(dict.fromkeys(node.module or "__init__" for node in inside if isinstance(node, ast.ImportFrom)))
-    outside = tuple(u for u in imports if u.node not in inside and u.names != {"annotations"})
+    before = tuple(dict.fromkeys(node.module or "__init__" for node in inside))
+    outside = tuple(u for u in imports if u.node not in inside and "annotations" not in u.names)
     own = tuple(u for u in statements if not u.imports)
     return _Module(name, ast.get_docstring(ast.parse(text)) or "", own, outside, before)
 

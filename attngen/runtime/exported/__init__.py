@@ -1,3 +1,5 @@
+# pyright: reportMissingTypeStubs=false
+
 """The runtime of files that attngen compiles for Triton: the same for every specification.
 
 `host` checks calls, launches kernels and differentiates; `rows` has device functions for every GPU, `sm90` those for

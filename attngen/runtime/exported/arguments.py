@@ -1,3 +1,7 @@
+# pyright: strict, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# PyTorch and Triton have few types, and private names.
+
 """What calls are given: tensors, numbers, scales and seeds, checked and made what kernels take.
 
 `refuse` raises an error with the attention's name before its message.
@@ -102,14 +106,14 @@ def is_bool(x: object) -> bool:
     return type(x).__name__ in ("bool", "bool_")
 
 
-def whole_number(refuse: Refuse, name: str, n: Any, kind: str = "an int") -> int:
+def whole_number(refuse: Refuse, name: str, n: Any, kind: str = "an int") -> Any:
     """The int or the bool that a tensor or a NumPy number holds."""
     if not readable(n):
         refuse(f"{name} must be {kind} {UNREADABLE}")
     return n if isinstance(n, torch.SymInt) else int(n)
 
 
-def int_or_place(n: Any, device: torch.device) -> tuple[int, Tensor | None]:
+def int_or_place(n: Any, device: torch.device) -> tuple[Any, Tensor | None]:
     """An int by value, or the tensor that kernels read it from, so that the host never waits for it."""
     if isinstance(n, Tensor):
         return 0, n.to(device=device, dtype=torch.int64 if n.dtype is torch.int64 else torch.int32)
@@ -168,7 +172,8 @@ def seed_tensor(refuse: Refuse, seed: Any, device: torch.device) -> Tensor:
     whole = is_int(seed) or (hasattr(seed, "__index__") and not isinstance(seed, bool))
     if not (whole and -(2**63) <= seed < 2**63):
         refuse(f"dropout_seed must be an int of 64 bits or a tensor, not {seed!r}")
-    return torch.full((), seed if isinstance(seed, torch.SymInt) else int(seed), dtype=torch.int64, device=device)
+    number: Any = seed if isinstance(seed, torch.SymInt) else int(seed)
+    return torch.full((), number, dtype=torch.int64, device=device)
 
 
 def first_broken(holds: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | None:

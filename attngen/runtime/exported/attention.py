@@ -1,3 +1,7 @@
+# pyright: strict, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# PyTorch and Triton have few types, and private names.
+
 """A generated attention: its calls checked, its kernels launched, its gradients registered."""
 
 from __future__ import annotations

@@ -1,3 +1,7 @@
+# pyright: strict, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# PyTorch and Triton have few types, and private names.
+
 """What a device and the layout of tensors mean to kernels, and small tensors that calls on one stream share."""
 
 from __future__ import annotations

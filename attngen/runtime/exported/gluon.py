@@ -1,3 +1,6 @@
+# pyright: basic, reportAttributeAccessIssue=false, reportConstantRedefinition=false
+# Gluon has no types.
+
 """Gluon, in which kernels of compute capability 9.0 are written, and what releases of Triton call differently in it.
 
 Under an unknown release of Triton these kernels are read and never compiled; the portable ones run.

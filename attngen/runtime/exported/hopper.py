@@ -1,3 +1,7 @@
+# pyright: strict, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# PyTorch and Triton have few types, and private names.
+
 """How kernels of compute capability 9.0 are chosen and launched."""
 
 from __future__ import annotations
@@ -103,7 +107,8 @@ class HopperLaunch(Launch):
             block = [1] * (x.dim() - 2) + [self.tiles[name], self.options["BK"]]
             element = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}.get(x.dtype, gl.float32)
             sizes = list(x.shape), list(x.stride())
-            return HopperDescriptor(x, *sizes, block, gl.NVMMASharedLayout.get_default_for(block, element))
+            own: Any = gl.NVMMASharedLayout.get_default_for(block, element)
+            return HopperDescriptor(x, *sizes, block, own)
         x = strided(x, 1, x.dim() == 3)
         block = [1, 1, self.tiles[name], 16 if name == "terms" else max(64, padded(x.shape[3]))]
         if name == "k" and self.options["BLOCK_D"] == 192:
@@ -114,4 +119,5 @@ class HopperLaunch(Launch):
             sizes = [2 * far - 2**16, 2 * far - 2**16, x.shape[1], far, x.shape[3]], [2**34 - row, row, head, row, 1]
             block = [1, *block]
         element = gl.float16 if x.dtype is torch.float16 else gl.bfloat16
-        return HopperDescriptor(x, *sizes, block, gl.NVMMASharedLayout.get_default_for(block, element))
+        own: Any = gl.NVMMASharedLayout.get_default_for(block, element)
+        return HopperDescriptor(x, *sizes, block, own)

@@ -1,3 +1,7 @@
+# pyright: strict, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# PyTorch and Triton have few types, and private names.
+
 """A launch of a kernel, kept for calls of one layout; and several, whose kernels are compiled side by side."""
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from .devices import padded
 NONE: dict[str, Any] = {}
 WARMED: ContextVar[list[Any] | None] = ContextVar("kernels that launches compile and do not run", default=None)
 # Triton's interpreter changes `triton.language` for all threads while a kernel runs: there, kernels take turns.
-ONE_AT_A_TIME: Any = vars(triton).setdefault("_interpreter_turn", threading.RLock())
+ONE_AT_A_TIME: Any = triton.__dict__.setdefault("_interpreter_turn", threading.RLock())
 
 
 class Launch:
@@ -54,7 +58,7 @@ class Launch:
         self.kernel, self.options, self.tiles, self.buffers, self.zeros = kernel, options, tiles, buffers, zeros
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
         self.counters = {x: sum([*counters.values()][:i]) for i, x in enumerate(counters)}  # where each begins
-        self.allocate = torch.empty if clears else torch.zeros
+        self.allocate: Any = torch.empty if clears else torch.zeros
         self.scalars = {"counters": None, "n_counters": sum(counters.values()), **scalars}
         given = [x.removesuffix("_ptr").removesuffix("_desc") for x in kernel.arg_names if x not in options]
         self.operands = operator.itemgetter(*[names.get(x, x) for x in given])

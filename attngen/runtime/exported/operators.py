@@ -1,3 +1,7 @@
+# pyright: strict, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# PyTorch and Triton have few types, and private names.
+
 """An attention as an operator of PyTorch that autograd, torch.compile, torch.func and FakeTensor know."""
 
 from __future__ import annotations
@@ -114,11 +118,11 @@ class Operator:
     def _differentiate(
         self, ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, *_: Any, saved: Tensors | None = None
     ) -> Tensors:
-        saved = saved or ctx.saved_tensors
+        kept: Tensors = saved or ctx.saved_tensors
         inputs = list(ctx.others)
-        for i, x in zip(self.tensors, saved, strict=False):
+        for i, x in zip(self.tensors, kept, strict=False):
             inputs[i] = x
-        out, *rest = saved[len(self.tensors) :]
+        out, *rest = kept[len(self.tensors) :]
         kept = (out, *(out.new_empty(0) if x is None else x for x in rest))
         d_out = torch.zeros_like(out) if d_out is None else d_out
         needed = [ctx.needs_input_grad[i] for i in self.signature.learned]

@@ -1,3 +1,7 @@
+# pyright: strict, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# PyTorch and Triton have few types, and private names.
+
 """A generated attention over sequences that begin and end anywhere: packed in one tensor, or in rows of a batch."""
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from .operators import FINISHED, Operator
 from .tables import tiles_by_chip
 from .watched import hidden, unwatched
 
-BOUNDS = ("q_start", "q_stop", "k_start", "k_stop")
+BOUNDS: tuple[str, ...] = ("q_start", "q_stop", "k_start", "k_stop")
 OFFSETS = (
     "sequences begin at offsets, which are sums of lengths, torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()"
 )
@@ -168,7 +172,7 @@ class Sequences:
         """Raises one clear error if an argument does not fit. Lengths are on the device; they are checked if `rows`
         holds them."""
         a, refuse = self.attention, self.refuse
-        for name, x in zip("qkv", operands, strict=False):
+        for name, x in zip(("q", "k", "v"), operands, strict=False):
             if not isinstance(x, Tensor):
                 refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
             if packed and x.dim() != 3:
@@ -187,7 +191,8 @@ class Sequences:
                 refuse(f"{name} has shape {shape}: sizes of 1 are not repeated for sequences: expand it before")
         if self.check_one is None:
             return
-        for b, (of_q, of_k) in enumerate(rows or ()):
+        every: Any = rows or ()
+        for b, (of_q, of_k) in enumerate(every):
             own = {"Sq": of_q, "Sk": of_k}
             given = [
                 x[tuple(own.get(axis, slice(None)) for axis in p.rows)] if p.rows else x

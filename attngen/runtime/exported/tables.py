@@ -1,3 +1,7 @@
+# pyright: strict, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
+# PyTorch and Triton have few types, and private names.
+
 """Tables of tile sizes, which a generated file has as text that a person can edit."""
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def tile_lines(rows: list[TileRow]) -> Lines:
     found: dict[tuple[tuple[int, ...], ...], dict[tuple[str, int], list[int]]] = {}
     for (chip, itemsize, head_block), row in rows:
         found.setdefault(row, {}).setdefault((chip, itemsize), []).append(head_block)
-    cells = [("chips", "bytes", "head dims", "forward", "dK, dV", "dQ")]
+    cells: list[tuple[str, ...]] = [("chips", "bytes", "head dims", "forward", "dK, dV", "dQ")]
     for row, dims in found.items():
         chips: dict[tuple[int, tuple[int, ...]], list[str]] = {}
         for (chip, itemsize), blocks in dims.items():
