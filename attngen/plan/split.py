@@ -141,25 +141,8 @@ def shares(own: tuple[int, int] | None, burden: Burden, chosen: bool = False) ->
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What the launcher goes by once shapes and the card are known; the same for every spec."""
+    """What merges pieces, the same for every spec. How many there are: `runtime/exported/short_queries.py`."""
 
-    least_tiles: int = 4
-    """Keys of fewer tiles stay whole: two pieces of two tiles are the least that is worth a second kernel."""
-    few: int = 16
-    """Up to so many queries, the least rows that matrix units take, a forward tile is mostly padding: always cut."""
-    many: int = 128
-    """Above it the largest forward tile is full: never cut."""
-    idle: int = 4
-    """Between the two cut where the forward kernel's programs take no more than one in so many of the card's places."""
-    most: int = 128
-    """Pieces: each leaves its state in memory, and the merging kernel walks over all of a row's in one program."""
-    own_tiles: int = 2
-    """Tiles of keys to a piece where the range skips none: one alone would have nothing to load ahead."""
-    near: float = 0.9
-    """The fewest pieces are taken that keep this much of the card busy, as a share of what any number would."""
-    two_rounds: float = 0.85
-    """What that share is multiplied by where the programs take the card's places twice. Those of the first round end
-    together, and memory then waits for those of the second: 0.85 to 0.92 of the speed of four rounds on an H200."""
     merged: int = 16
     """Pieces that the merging kernel loads at a time: a power of two; 32 registers a thread at the widest head."""
     merging_warps: int = 4
@@ -167,8 +150,6 @@ class Cut:
     beside: int = 4
     """Floats of a state beside acc. Two are used at most (maximum and sum); with four each state
     begins at a multiple of 16 bytes."""
-    interpreted: int = 8
-    """Multiprocessors that Triton's interpreter is taken to have, so that calls on a CPU are cut like others."""
 
 
 CUT = Cut()

@@ -139,8 +139,8 @@ def one_file(own: str) -> str:
     above = _with_imports(above, [*early_imports, *late_imports, *more], early_text)
     modules = TITLE.format("the modules that the file's own part calls")
     below = "\n\n\n".join((late_text, "\n".join((modules, "", *made)), f"{REGISTERED}\n{registered.rstrip()}"))
-    digest = hashlib.sha256(f"{below}\n".encode()).hexdigest()
-    return f"{above.rstrip()}\n\n\n{_LINE.format(package=PACKAGE, digest=digest)}\n\n{below}\n"
+    below = f"\n\n{below}\n"
+    return f"{above.rstrip()}\n\n\n{_LINE.format(package=PACKAGE, digest=digest(below))}{below}"
 
 
 def _quoted(name: str) -> str:
