@@ -188,7 +188,9 @@ class Attention:
         self.ready: dict[tuple[Any, ...], Layout] = {}  # by layout of the tensors
         self.refusal: type[Exception] = ValueError  # an `attngen.Kernel` sets its own subclass
         self.caller = 5  # the stack level of warnings; an `attngen.Kernel` adds 2
+        self.plain = positive and not (self.at_scalars or dropout or self.rounds)  # params are tensors, if any
         self.signature = self.signature_of(())
+        self.n_inputs = len(self.signature.inputs)
         self.operator = Operator(key, self.signature, self, backward is None)
 
     def signature_of(self, bounds: tuple[tuple[str, str], ...]) -> Signature:
@@ -234,9 +236,10 @@ class Attention:
         elif type(scale) is not float or not abs(scale) < torch.inf:
             scale = scale_number(self.refuse, scale)
         known = fit = None
-        alone = unwatched(*self.watched(operands, dropout_seed))
+        tensors = self.tensors(operands)
+        alone = unwatched(*tensors, *self.watched_scalars(operands, dropout_seed))
         if alone:
-            known = self.ready.get(layout_of(*self.tensors(operands)))
+            known = self.ready.get(layout_of(*tensors))
             fit = self.numbers(operands, scale)
         if known is None or fit is None or fit not in known.fits:
             operands = self.check(operands, scale)
@@ -259,7 +262,10 @@ class Attention:
 
     def run(self, operator: Operator, inputs: tuple[Any, ...], known: Any) -> Any:
         """The operator's results, without its dispatch where the layout is `known`."""
-        if torch.is_grad_enabled() and any([inputs[i].requires_grad for i in (0, 1, 2, *self.at_pointers)]):
+        q, k, v = inputs[:3]
+        learns = q.requires_grad or k.requires_grad or v.requires_grad
+        learns = learns or (self.at_pointers and any([inputs[i].requires_grad for i in self.at_pointers]))
+        if learns and torch.is_grad_enabled():
             if self.backward_launches is None:
                 self.refuse(
                     "this file was made with the option forward and has no gradients: call it under torch.no_grad(), "
@@ -273,10 +279,12 @@ class Attention:
         """Those whose layout decides how kernels are launched."""
         return (*operands[:3], *[operands[i] for i in self.at_ranked]) if self.at_ranked else operands[:3]
 
-    def watched(self, operands: tuple[Any, ...], seed: Any) -> tuple[Tensor, ...]:
-        """What may be a tensor that somebody looks at."""
+    def watched_scalars(self, operands: tuple[Any, ...], seed: Any) -> tuple[Tensor, ...]:
+        """Those of the scalars and the seed that are tensors, which somebody may look at."""
+        if not (self.at_scalars or self.dropout):
+            return ()
         scalars = [operands[i] for i in self.at_scalars] + ([seed] if self.dropout else [])
-        return (*self.tensors(operands), *[x for x in scalars if isinstance(x, Tensor)])
+        return tuple([x for x in scalars if isinstance(x, Tensor)])
 
     def numbers(self, operands: tuple[Any, ...], scale: float) -> Any:
         """What a call is known to pass the checks by: numbers alone, or None."""
@@ -289,6 +297,8 @@ class Attention:
 
     def inputs(self, operands: tuple[Any, ...], scale: float, seed: Any, own: bool) -> tuple[Any, ...]:
         """The operator's. `own`: tensors of numbers may be kept for later calls."""
+        if self.plain and scale > 0.0:
+            return (*operands, float(scale))
         q, k, v, *given = operands
         places: list[Tensor | None] = []
         for i in self.at_scalars:
@@ -428,6 +438,9 @@ class Attention:
 
     def unpacked(self, inputs: tuple[Any, ...]) -> Inputs:
         """The operator's inputs after q, k and v."""
+        if self.plain:
+            n = self.n_inputs
+            return Inputs(inputs[3 : n - 1], inputs[n - 1], None, False, (), inputs[n:])
         at = 3 + len(self.params)
         given, (scale, *rest) = inputs[3:at], inputs[at:]
         seed = rest.pop(0) if self.dropout else None
@@ -490,23 +503,19 @@ class Attention:
             return self.saved(q, call.precise, results)
         if not known.near:
             q, k, v = near(q), near(k), near(v)
-        out = q.new_empty_strided(*known.out)
-        found = dict(out=out, lse=q.new_empty_strided(*known.lse, dtype=torch.float32), **self.more_results(q, v, call))
-        results = tuple(found[name] for name in self.kept)
+        out, lse = q.new_empty_strided(*known.out), q.new_empty_strided(*known.lse, dtype=torch.float32)
+        found: dict[str, Any] = {"out": out, "lse": lse}
+        results: tuple[Any, ...] = (out, lse)
+        if len(self.kept) > 2:
+            found |= self.more_results(q, v, call)
+            results = tuple([found[name] for name in self.kept])
         if out.numel():
-            key = (*self.deciding(call), call.precise)
+            key = () if self.plain else (*self.deciding(call), call.precise)
             if self.rounds and not call.precise:
                 found["rest"] = out
-            values = {
-                **known.values,
-                **self.values_of(call),
-                **found,
-                "q": q,
-                "k": k,
-                "v": v,
-                "own": own,
-                "queue": None,
-            }
+            values = {**known.values, **found, "scale": call.scale, "q": q, "k": k, "v": v, "own": own, "queue": None}
+            if self.params or call.seed is not None:
+                values |= self.values_of(call)
             launches = known.forward.get(key)
             if launches is None:
                 ahead = learn and functools.partial(learn, *results)

@@ -70,8 +70,8 @@ class Launch:
         values.update(self.scalars)
         for name, (shape, dtype) in self.buffers.items():
             values[name] = values["q"].new_empty(shape, dtype=dtype)
-        for name, shape in self.zeros.items():
-            values[name] = values["q"].new_zeros(shape, dtype=torch.float32)
+        if self.zeros:
+            values |= {name: values["q"].new_zeros(x, dtype=torch.float32) for name, x in self.zeros.items()}
         if self.counters:
             count, device = self.scalars["n_counters"], values["q"].device
             cells = values["counters"] = self.allocate(count, dtype=torch.int32, device=device)

@@ -77,6 +77,7 @@ class Operator:
     def __init__(self, key: str, signature: Signature, computes: Computes, forward_only: bool) -> None:
         self.signature, self.computes = signature, computes
         self.tensors, self.n_inputs = signature.tensors, len(signature.inputs)
+        self.numbers = [i for i in range(self.n_inputs) if i not in self.tensors]
 
         def attend(*inputs: Any) -> Tensors:
             found = computes.attend(inputs)
@@ -109,7 +110,7 @@ class Operator:
         self.computes.refuse("a second derivative is not computed")
 
     def _save(self, ctx: Any, inputs: Tensors, output: Tensors) -> None:
-        ctx.others = [None if i in self.tensors else x for i, x in enumerate(inputs)]
+        ctx.numbers = [inputs[i] for i in self.numbers]
         if len(output) > 2:
             ctx.mark_non_differentiable(*(x for x in output[2:] if x is not None))
         ctx.set_materialize_grads(False)
@@ -119,8 +120,10 @@ class Operator:
         self, ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, *_: Any, saved: Tensors | None = None
     ) -> Tensors:
         kept: Tensors = saved or ctx.saved_tensors
-        inputs = list(ctx.others)
+        inputs: list[Any] = [None] * self.n_inputs
         for i, x in zip(self.tensors, kept, strict=False):
+            inputs[i] = x
+        for i, x in zip(self.numbers, ctx.numbers, strict=True):
             inputs[i] = x
         out, *rest = kept[len(self.tensors) :]
         kept = (out, *(out.new_empty(0) if x is None else x for x in rest))
