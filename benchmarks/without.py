@@ -34,8 +34,11 @@ VARIANTS = ("causal", "full")
 
 _EXPONENTIALS = ('make += [f"ex2.approx.ftz.f32 w{j}, w{j};" for j', 'make += [f"mov.f32 w{j}, w{j};" for j')
 _SUMS = ("for j in range(4, 2 * n)]", "for j in ()]")
-_TEST = ('*passed, "or.pred a, a, b; vote.sync.any.pred a, a, -1; @!a bra.uni done;"', '"bra.uni done;"')
-_RESCALING = ("acc = _rescaled(acc, rescale)", "acc = acc")
+_TEST = (
+    '*passed,\n        "or.pred a, a, b; vote.sync.any.pred a, a, -1; @!a bra.uni done;",',
+    '"bra.uni done;",',
+)
+_RESCALING = ("acc = sm90.rescaled(acc, rescale)", "acc = acc")
 _WEIGHTS_AGAIN = ("p = tl.exp2(qk * logit_scale - row_lse)", "p = qk * logit_scale - row_lse")
 _ADDING = ("if joins:\n            gl.atomic_add", "if turn < -1:\n            gl.atomic_add")
 _FIRST_PARTS = (

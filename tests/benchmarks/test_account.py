@@ -64,8 +64,8 @@ def test_what_is_left_out_stands_in_the_generated_file(text: str, direction: str
     for number, (name, changes) in enumerate(without.WITHOUT[direction].items()):
         made = without.changed(source, changes, f"{direction}_{number}")
         ast.parse(made)
-        names = re.findall(r'"attngen::(\w+)"', made)
-        assert len(names) == 2 and all(n.endswith(f"_{direction}_{number}") for n in names), name
+        names = re.findall(r'"attngen::(\w+)"', made)  # that of the backward pass is made from it
+        assert len(names) == 1 and names[0].endswith(f"_{direction}_{number}"), name
         assert made not in seen
         seen.add(made)
 

@@ -236,12 +236,10 @@ def test_dense_functions_stay_and_the_file_stands_alone(tmp_path: Path, capsys: 
 
 
 def test_definitions_that_differ_get_an_ending() -> None:
-    first = (
-        "import torch\n\nCACHE = {}\nTILE = 16\n\n\ndef _same(x):\n    return x\n\n\ndef f(x):\n    return _same(x)\n"
-    )
+    first = "import torch\n\nTILE = 16\n\n\ndef _same(x):\n    return x\n\n\ndef f(x):\n    return _same(x)\n"
     second = (
-        "import math\nimport torch\n\nCACHE = {}\nTILE = 16\n\n\ndef _same(x):\n    return x\n\n\ndef _caller(x):\n"
-        '    """See `_other`."""\n    return f"{_other(x)} {CACHE}"\n\n\n'
+        "import math\nimport torch\n\nTILE = 16\n\n\ndef _same(x):\n    return x\n\n\ndef _caller(x):\n"
+        '    """See `_other`."""\n    return f"{_other(x)} {TILE}"\n\n\n'
         "def _other(x):\n    return _same(x) * TILE * math.pi\n\n\n"
         "def f(x):\n    return _caller(x)\n"
     )
@@ -249,6 +247,6 @@ def test_definitions_that_differ_get_an_ending() -> None:
     assert found.count("def _same(") == found.count("TILE =") == found.count("import torch") == 1
     names: dict[str, Any] = {}
     exec(found, names)
-    assert {"f", "_f_b", "_caller_b", "_other_b", "CACHE_b"} <= names.keys() and "_other" not in names
+    assert {"f", "_f_b", "_caller_b", "_other_b"} <= names.keys() and "_other" not in names
     assert names["_f_b"](1).startswith("50.26") and names["f"](1) == 1
     assert "See `_other_b`" in found

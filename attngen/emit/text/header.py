@@ -1,7 +1,7 @@
 """What stands at the top of a generated file: the spec in comments, what was chosen, what was proved.
 
 Takes a spec's text and words that a target chose, returns a `Header`; and the other way round, of a file's text, a
-`Head`. `templates/*/module.py.j2` lay a header out.
+`Head`. the templates of modules lay a header out.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ FORMS += ("tanh_plus_one", "relu", "relu_squared", "square", "linear_unnormalize
 
 
 def planned(body: str) -> tuple[Attention, KernelPlan]:
-    a = api.analyse(Source(f"attention rows\n{body}\n"))
+    a = api.analyse(Source(f"attention empty_rows\n{body}\n"))
     return a, api.plan(a)
 
 

@@ -27,6 +27,7 @@ from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkeleton, D
 from attngen.plan.tiles import hopper_trials
 from attngen.plan.tiles.hopper_trials import Row, Rows, first_round, fits, rows_of, second_round
 from attngen.plan.tiles.portable import Tile
+from attngen.runtime.exported import host
 from attngen.runtime.loader import execute
 from attngen.tune import ahead, gpu_file, tables
 from attngen.tune import gpu as tune
@@ -348,8 +349,10 @@ def tuned(tmp_path: Path, rows: Rows, *trials: tune.Trial, name: str = "causal")
 
 
 def table(text: str, name: str) -> dict[Any, Any]:
-    found = re.search(rf"^{name} = (\{{.*?^\}})", text, re.DOTALL | re.MULTILINE)
-    return eval(found[1]) if found is not None else {}
+    found = re.search(rf'^{name} = """(.*?)"""', text, re.DOTALL | re.MULTILINE)
+    if found is None:
+        return {}
+    return dict(host.tiles_by_chip(found[1]) if name == "TILES" else host.rows_by_dims(found[1]))
 
 
 def test_compile_puts_the_chosen_rows_in_the_tables(tmp_path: Path) -> None:
@@ -539,4 +542,4 @@ def test_tiles_of_keys_go_backwards_only_where_the_planner_lets_them(name: str, 
     edited = dataclasses.replace(row, backwards=True)
     tuned = TunedGpu("sm_90", 2, 128, dims=(128, 128), backward=edited)
     text = api.build(source, api.options(tuned=(tuned,))).source
-    assert (str(edited.row) in text) == ("gl.where(back, first + step" in text) == kept
+    assert (table(text, "HOPPER_BACKWARD")[128, 128] == edited.row) == ("gl.where(back, first + step" in text) == kept
