@@ -7,6 +7,7 @@ The whole matrix is `-m slow`.
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 import pytest
 from aot.chips import binaries, build, refused
@@ -16,6 +17,7 @@ from attngen.aot.compile import TARGETS, compile_kernels
 from attngen.plan.chips import SHARED_MEMORY
 from attngen.plan.footprint import loads_of
 from attngen.plan.tiles.portable import KERNELS, Tile, shared_bytes
+from attngen.runtime.exported import host
 
 DIMS = ((8, 8), (80, 80), (64, 64), (128, 128), (192, 128), (64, 256), (256, 256))
 
@@ -100,4 +102,5 @@ def tiles_in(source: str) -> dict[tuple[str, int, int], tuple[tuple[int, int, in
     module = ast.parse(source)
     tables = [n.value for n in module.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "TILES"]
     assert len(tables) == 1
-    return eval(ast.unparse(tables[0]))
+    found: Any = host.tiles_by_chip(ast.literal_eval(tables[0]))
+    return found

@@ -198,13 +198,14 @@ def test_the_bench_sets_a_tile_checks_it_and_puts_the_tables_back(monkeypatch: p
     seen: list[Any] = []
 
     def function(*x: Any, **params: Any) -> Any:
-        seen.append(module.TILES["cpu", 4, 16])
+        seen.append(module.tiles_by_chip(module.TILES)["cpu", 4, 16])
         out = kernel.function(*x, **params)
         return out * 1.5 if broken else out
 
     broken = False
     bench = Bench(module, function, (q, k, v), torch.ones(1, 1, 48, 16), {}, NONE, device="cpu", rep_ms=0.0)
-    before = dict(module.TILES)
+    table = module.tiles_by_chip(module.TILES)
+    before = dict(table)
     assert bench.row == ("cpu", 4, 16) and bench.rows == NONE
     seen.clear()
     tile = Tile(32, 16, 4, 1)
@@ -212,7 +213,7 @@ def test_the_bench_sets_a_tile_checks_it_and_puts_the_tables_back(monkeypatch: p
     assert set(seen) == {((32, 16, 4, 1), *(tuple(bench.own[name]) for name in KERNELS[1:]))}
     assert bench("dq", tile) > 0
     assert seen[-1][2] == (32, 16, 4, 1) and seen[-1][0] == tuple(bench.own["forward"])
-    assert before == module.TILES and not module._attention.ready
+    assert before == table and not module._attention.ready
     broken = True
     with pytest.raises(tune.RefusedError, match=r"wrong results: 0\.5"):
         bench("forward", tile)
@@ -221,7 +222,7 @@ def test_the_bench_sets_a_tile_checks_it_and_puts_the_tables_back(monkeypatch: p
     monkeypatch.setattr(bench, "_await", hung)
     with pytest.raises(tune.LostError, match="no end after 20 s"):  # and nobody waits for the device once more
         bench("forward", tile)
-    assert before == module.TILES
+    assert before == table
 
 
 @pytest.mark.parametrize(
