@@ -21,7 +21,7 @@ IFS, CHOICES = 75, 36
 """`if` and `elif` statements, and conditional expressions, in templates/triton: 110 at most."""
 
 LINES, ARGUMENTS, OPERANDS = 80, 12, {"portable": 24, "auto": 37}
-"""`OPERANDS`, by `arch`, are those of a kernel that the host launches: in portable kernels of `causal` at most 24,
+"""Functions of the host may have 8 lines more: calls of the runtime begin with its name. `OPERANDS`, by `arch`, are those of a kernel that the host launches: in portable kernels of `causal` at most 24,
 the aim for all. Sizes come one by one, since Triton compiles a kernel again for other numbers in a tuple."""
 SIZES = {
     "": 1920,
@@ -68,8 +68,8 @@ def functions(tree: ast.Module) -> list[ast.FunctionDef]:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_functions_can_be_read(name: str) -> None:
-    found = {f.name for f in functions(module(name)) if (f.end_lineno or 0) - f.lineno >= LINES}
-    assert not found
+    found = {f for f in functions(module(name)) if (f.end_lineno or 0) - f.lineno >= LINES + 8 * (not is_jit(f))}
+    assert not {f.name for f in found}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
