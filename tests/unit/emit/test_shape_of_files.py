@@ -21,8 +21,9 @@ IFS, CHOICES = 75, 36
 """`if` and `elif` statements, and conditional expressions, in templates/triton: 110 at most."""
 
 LINES, ARGUMENTS, OPERANDS = 80, 12, {"portable": 24, "auto": 37}
-"""Functions of the host may have 8 lines more: calls of the runtime begin with its name. `OPERANDS`, by `arch`, are those of a kernel that the host launches: in portable kernels of `causal` at most 24,
-the aim for all. Sizes come one by one, since Triton compiles a kernel again for other numbers in a tuple."""
+"""Functions of the host may have 8 lines more: calls of the runtime begin with its name. `OPERANDS`, by `arch`, are
+those of a kernel that the host launches: in portable kernels of `causal` at most 24, the aim for all. Sizes come one by
+one, since Triton compiles a kernel again for other numbers in a tuple."""
 SIZES = {
     "": 1920,
     "--arch portable": 560,
