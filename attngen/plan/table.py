@@ -42,10 +42,9 @@ def _cell(kind: Any, text: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """`record`: the class of a row in the file. `rows`: by head dims, and for whom."""
+    """`rows`: by head dims, and for whom."""
 
     kernel: str
-    record: str
     kind: type[Row]
     rows: tuple[tuple[Key, Row], ...]
 

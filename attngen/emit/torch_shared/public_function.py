@@ -42,11 +42,10 @@ def repeated(plan: KernelPlan, params: tuple[ParamView, ...]) -> list[str]:
     ]
 
 
-def conversions(params: tuple[ParamView, ...], number: str, *, in_memory: bool = False) -> tuple[str, ...]:
+def conversions(params: tuple[ParamView, ...], number: str) -> tuple[str, ...]:
     """Lines that make a tensor of each float scalar, an int of each int scalar, and a bool of each bool.
 
-    `number` is what to call for a float that is no tensor. `in_memory`: kernels can read an int or a bool that a tensor
-    holds, if it needs no check at the call; they take a bool as an int.
+    `number` is what to call for a float that is no tensor.
     """
     lines: list[str] = []
     for p in params:
@@ -57,9 +56,6 @@ def conversions(params: tuple[ParamView, ...], number: str, *, in_memory: bool =
                 "else:",
                 f"    {p.name} = {number.format(p.name)}",
             ]
-        elif p.either and in_memory:
-            given = f"({p.name}, None) if type({p.name}) is int else _int_or_place({p.name}, q.device)"
-            lines.append(f"{p.name}, {p.place} = {given}")
         elif p.rank == 0 and p.type == "int":
             lines += [f"if type({p.name}) is not int:", f'    {p.name} = _whole("{p.keyword}", {p.name})']
         elif p.rank == 0:

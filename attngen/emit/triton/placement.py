@@ -112,7 +112,7 @@ def one_file(own: str) -> str:
     """The own part, and what it calls of the runtime."""
     tree = ast.parse(own)
     imported = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.level]
-    objects = [a.name for n in imported if n.module == PACKAGE for a in n.names if a.name in sources()]
+    objects = [a.name for n in imported if n.module == PACKAGE for a in n.names]
     members = {name: _members(tree, name) for name in objects}
     early = _reached(a.name for n in imported if n.module != PACKAGE for a in n.names)
     late = _reached(member for names in members.values() for member in names) - early

@@ -103,7 +103,6 @@ class Layout:
         rows = near(q), near(k), near(v)
         self.near = rows[0] is q and rows[1] is k and rows[2] is v
         self.shape = B, Hq, Hkv, Sq, Sk, D, Dv
-        self.sizes = sizes
         # Shapes and strides of the results.
         self.out = like(q, Dv)
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)

@@ -243,7 +243,6 @@ def gluon_backward_view(
         sequences=sequences,
         table=Table(
             kernel="_hopper_backward_kernel",
-            record="HopperBackwardRow",
             kind=BackwardSkeleton,
             rows=keyed(table.items()),
         ),
@@ -403,13 +402,11 @@ def gluon_apart_view(
         elsewhere=_positions(gradients, params, apart.elsewhere),
         dkdv=Table(
             kernel="_hopper_dkdv_kernel",
-            record="HopperDkdvRow",
             kind=DkdvSkeleton,
             rows=keyed((dims, row.dkdv) for dims, row in table.items()),
         ),
         dq=Table(
             kernel="_hopper_dq_kernel",
-            record="HopperDqRow",
             kind=DqSkeleton,
             rows=keyed((dims, row.dq) for dims, row in table.items()),
         ),

@@ -258,7 +258,7 @@ def gluon_view(
         saves_den=weights.saves_den,
         saves_rest=weights.saves_rest,
         sequences=sequences,
-        table=Table(kernel="_hopper_forward_kernel", record="HopperRow", kind=Skeleton, rows=keyed(table.items())),
+        table=Table(kernel="_hopper_forward_kernel", kind=Skeleton, rows=keyed(table.items())),
         fetched=fetched,
     )
 
