@@ -132,6 +132,8 @@ NAMESPACE: dict[str, Any] = {
         abs=lambda x: _maximum(x, -held(x)) if held(x) >= 0 else -held(x),
         cdiv=lambda x, tile: (held(x) + (tile - 1)) // tile,
     ),
-    "_sorted_runs": _sorted_runs,
-    "_int_sign": lambda x: held((held(x) > 0) - (held(x) < 0)),
+    "rows": SimpleNamespace(
+        sorted_runs=_sorted_runs,
+        int_sign=lambda x: held((held(x) > 0) - (held(x) < 0)),
+    ),
 }

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attngen import runtime
-from attngen.emit.text.units import REGISTERED, TITLE, Unit, laid_out, renamed, units
+from attngen.emit.text.units import REGISTERED, TITLE, Unit, bound, laid_out, renamed, units
 from attngen.errors import InternalError
 
 PACKAGE = "_attngen"
@@ -113,7 +113,7 @@ def one_file(own: str) -> str:
     tree = ast.parse(own)
     imported = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.level]
     objects = [a.name for n in imported if n.module == PACKAGE for a in n.names]
-    members = {name: _members(tree, name) for name in objects}
+    members = _members(tree, objects)
     early = _reached(a.name for n in imported if n.module != PACKAGE for a in n.names)
     late = _reached(member for names in members.values() for member in names) - early
     lines = own.split("\n")
@@ -121,7 +121,7 @@ def one_file(own: str) -> str:
         del lines[node.lineno - 1 : node.end_lineno]
     rest = "\n".join(lines)
     above, _, registered = rest.partition(f"{REGISTERED}\n")
-    clash = {name for u in units(rest) if not u.imports for name in u.names} & {*flat()}
+    clash = {name for n in tree.body if not isinstance(n, ast.Import | ast.ImportFrom) for name in bound(n)} & {*flat()}
     early_text, early_imports = _printed(early, clash, titles=False)
     late_text, late_imports = _printed(late, clash, titles=True)
     used = {name: names for name, names in members.items() if names}
@@ -147,18 +147,16 @@ def _quoted(name: str) -> str:
     return f'"{name}"'
 
 
-def _members(tree: ast.Module, name: str) -> list[str]:
-    """The attributes of a module that are read, sorted."""
-    found = {
-        n.attr
-        for n in ast.walk(tree)
-        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
-        if n.value.id == name
-    }
-    missing = sorted(found - {*flat()})
+def _members(tree: ast.Module, modules: list[str]) -> dict[str, list[str]]:
+    """The attributes of each of these modules that are read, sorted."""
+    found: dict[str, set[str]] = {name: set() for name in modules}
+    for n in ast.walk(tree):
+        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in found:
+            found[n.value.id].add(n.attr)
+    missing = sorted(f"{name}.{x}" for name, read in found.items() for x in read - {*flat()})
     if missing:
-        raise InternalError(f"the runtime has no {name}.{missing[0]}")
-    return sorted(found)
+        raise InternalError(f"the runtime has no {missing[0]}")
+    return {name: sorted(read) for name, read in found.items()}
 
 
 def _printed(wanted: set[int], clash: set[str], *, titles: bool) -> tuple[str, list[ast.stmt]]:
@@ -171,16 +169,18 @@ def _printed(wanted: set[int], clash: set[str], *, titles: bool) -> tuple[str, l
             continue
         read = {name for u in own for name in u.read}
         imports += [u.node for u in module.imports if u.names & read]
-        text = laid_out((u, renamed(Unit(_again(u), u.text, u.names, u.read), clash, "_")) for u in own)
+        text = laid_out((u, _again(u, clash)) for u in own)
         first = module.doc.split("\n\n")[0].replace("\n", " ")
         title = [TITLE.format(f"runtime: {module.name}"), "#", f"# {first}", "", ""]
         parts.append("\n".join((*title, text)) if titles else text)
     return "\n\n\n".join(parts), imports
 
 
-def _again(unit: Unit) -> ast.stmt:
-    """A copy of its node, which may be changed."""
-    return ast.parse(unit.text).body[0]
+def _again(unit: Unit, clash: set[str]) -> str:
+    """The text, in which names that clash get an ending. Its node stays as it is."""
+    if clash.isdisjoint(unit.read | unit.names):
+        return unit.text
+    return renamed(Unit(ast.parse(unit.text).body[0], unit.text, unit.names, unit.read), clash, "_")
 
 
 def _with_imports(source: str, more: list[ast.stmt], early: str) -> str:

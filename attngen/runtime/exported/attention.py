@@ -178,6 +178,7 @@ class Attention:
         self.dropout, self.sums_of_none, self.fast, self.longest_bits = dropout, sums_of_none, fast, longest_bits
         self.rounds = "rest" in saves
         self.kept = ("out", "lse", *saves)
+        self.names = tuple(p.local or p.name for p in params)
         self.ranked = tuple(p for p in params if p.strides)
         self.at_ranked = tuple(3 + i for i, p in enumerate(params) if p.strides)
         self.at_scalars = tuple(3 + i for i, p in enumerate(params) if not p.strides)
@@ -187,7 +188,8 @@ class Attention:
         self.ready: dict[tuple[Any, ...], Layout] = {}  # by layout of the tensors
         self.refusal: type[Exception] = ValueError  # an `attngen.Kernel` sets its own subclass
         self.caller = 5  # the stack level of warnings; an `attngen.Kernel` adds 2
-        self.plain = positive and not (self.at_scalars or dropout or self.rounds)  # params are tensors, if any
+        self.tensors_alone = not (self.at_scalars or dropout)
+        self.plain = positive and self.tensors_alone and not self.rounds
         self.signature = self.signature_of(())
         self.n_inputs = len(self.signature.inputs)
         self.operator = Operator(key, self.signature, self, backward is None)
@@ -235,11 +237,10 @@ class Attention:
         elif type(scale) is not float or not abs(scale) < torch.inf:
             scale = scale_number(self.refuse, scale)
         known = fit = None
-        tensors = self.tensors(operands)
-        alone = unwatched(*tensors, *self.watched_scalars(operands, dropout_seed))
+        alone = unwatched(*self.readable(operands, dropout_seed))
         if alone:
-            known = self.ready.get(layout_of(*tensors))
-            fit = self.numbers(operands, scale)
+            known = self.ready.get(layout_of(*self.tensors(operands)))
+            fit = scale if self.tensors_alone else self.numbers(operands, scale)
         if known is None or fit is None or fit not in known.fits:
             operands = self.check(operands, scale)
             if alone and not operands[0].is_meta:
@@ -252,10 +253,12 @@ class Attention:
             operands = (*(x.float() for x in operands[:3]), *operands[3:])
             out, lse = self(operands, scale, True, dropout_seed)
             return (out.bfloat16(), lse) if return_lse else out.bfloat16()
-        turned = self.positive and scale <= 0.0
-        inputs = self.inputs(operands, scale, dropout_seed, known is not None)
-        if turned:
-            known = known and self.layout(*self.tensors(inputs))
+        if self.plain and scale > 0.0:
+            inputs = (*operands, float(scale))
+        else:
+            inputs = self.inputs(operands, scale, dropout_seed, known is not None)
+            if known is not None and inputs[0] is not operands[0]:
+                known = self.layout(*self.tensors(inputs))
         results = self.run(self.operator, inputs, known)
         return results[:2] if return_lse else results[0]
 
@@ -278,12 +281,12 @@ class Attention:
         """Those whose layout decides how kernels are launched."""
         return (*operands[:3], *[operands[i] for i in self.at_ranked]) if self.at_ranked else operands[:3]
 
-    def watched_scalars(self, operands: tuple[Any, ...], seed: Any) -> tuple[Tensor, ...]:
-        """Those of the scalars and the seed that are tensors, which somebody may look at."""
-        if not (self.at_scalars or self.dropout):
-            return ()
+    def readable(self, operands: tuple[Any, ...], seed: Any) -> tuple[Tensor, ...]:
+        """All of a call's tensors, which somebody may look at."""
+        if self.tensors_alone:
+            return operands
         scalars = [operands[i] for i in self.at_scalars] + ([seed] if self.dropout else [])
-        return tuple([x for x in scalars if isinstance(x, Tensor)])
+        return (*self.tensors(operands), *[x for x in scalars if isinstance(x, Tensor)])
 
     def numbers(self, operands: tuple[Any, ...], scale: float) -> Any:
         """What a call is known to pass the checks by: numbers alone, or None."""
@@ -296,8 +299,6 @@ class Attention:
 
     def inputs(self, operands: tuple[Any, ...], scale: float, seed: Any, own: bool) -> tuple[Any, ...]:
         """The operator's. `own`: tensors of numbers may be kept for later calls."""
-        if self.plain and scale > 0.0:
-            return (*operands, float(scale))
         q, k, v, *given = operands
         places: list[Tensor | None] = []
         for i in self.at_scalars:
@@ -441,19 +442,22 @@ class Attention:
             n = self.n_inputs
             return Inputs(inputs[3 : n - 1], inputs[n - 1], None, False, (), inputs[n:])
         at = 3 + len(self.params)
-        given, (scale, *rest) = inputs[3:at], inputs[at:]
-        seed = rest.pop(0) if self.dropout else None
-        precise = rest.pop(0) if self.rounds else False
-        return Inputs(given, scale, seed, precise, (*rest[: len(self.at_either)],), (*rest[len(self.at_either) :],))
+        end = at + 1 + self.dropout + self.rounds
+        places = end + len(self.at_either)
+        seed = inputs[at + 1] if self.dropout else None
+        precise = inputs[end - 1] if self.rounds else False
+        return Inputs(inputs[3:at], inputs[at], seed, precise, inputs[end:places], inputs[places:])
 
     def values_of(self, call: Inputs) -> dict[str, Any]:
         """The values of params, scale and seed by the names of the kernels' parameters."""
         found: dict[str, Any] = {"scale": call.scale, "seed": call.seed}
+        if self.tensors_alone:
+            return found | dict(zip(self.names, call.given, strict=True))
         places = iter(call.places)
-        for p, x in zip(self.params, call.given, strict=True):
+        for name, p, x in zip(self.names, self.params, call.given, strict=True):
             place = next(places) if p.either else None
             x = x if place is None else place
-            found[p.local or p.name] = int(x) if p.kind == "bool" and not p.by_pointer and place is None else x
+            found[name] = int(x) if p.kind == "bool" and not p.by_pointer and place is None else x
         return found
 
     def deciding(self, call: Inputs) -> tuple[Any, ...]:
@@ -495,51 +499,54 @@ class Attention:
         results, whose kernels are compiled with these.
         """
         own = known is not None
-        call = self.unpacked(inputs)
         known = known or self.layout(*self.tensors(inputs))
         q, k, v = inputs[:3]
         if (given := FINISHED.get()) is not None:
-            return self.saved(q, call.precise, given)
+            return self.saved(q, self.unpacked(inputs).precise, given)
         if not known.near:
             q, k, v = near(q), near(k), near(v)
         out, lse = q.new_empty_strided(*known.out), q.new_empty_strided(*known.lse, dtype=torch.float32)
-        found: dict[str, Any] = {"out": out, "lse": lse}
         results: tuple[Any, ...] = (out, lse)
+        values = {**known.values, "q": q, "k": k, "v": v, "out": out, "lse": lse, "own": own, "queue": None}
+        key, precise = (), False
+        if self.plain:
+            values["scale"] = inputs[-1]
+            if self.names:
+                values |= zip(self.names, inputs[3:-1], strict=True)
+        else:
+            call = self.unpacked(inputs)
+            key, precise = (*self.deciding(call), call.precise), call.precise
+            values |= self.values_of(call)
         if len(self.kept) > 2:
-            found |= self.more_results(q, v, call)
-            results = tuple([found[name] for name in self.kept])
+            values |= self.more_results(q, v, precise)
+            results = tuple([values[name] for name in self.kept])
         if out.numel():
-            key = () if self.plain else (*self.deciding(call), call.precise)
-            if self.rounds and not call.precise:
-                found["rest"] = out
-            values = {**known.values, **found, "scale": call.scale, "q": q, "k": k, "v": v, "own": own, "queue": None}
-            if self.params or call.seed is not None:
-                values |= self.values_of(call)
+            if self.rounds and not precise:
+                values["rest"] = out
             launches = known.forward.get(key)
             if launches is None:
                 ahead = learn and functools.partial(learn, *results)
-                precise = (call.precise,) if self.rounds else ()
-                launches = self.forward_launches(known, q, k, v, out, *precise)
+                launches = self.forward_launches(known, q, k, v, out, *((precise,) if self.rounds else ()))
                 launches = known.forward[key] = compiled_together(launches, values, ahead)
             with torch.cuda.device_of(q):
                 for launch in launches:
                     launch(values)
         return results
 
-    def more_results(self, q: Tensor, v: Tensor, call: Inputs) -> dict[str, Any]:
+    def more_results(self, q: Tensor, v: Tensor, precise: bool) -> dict[str, Any]:
         """Empty tensors for what the backward pass reads beside out and lse: denominators, and what out lost in
         rounding."""
         found: dict[str, Any] = {}
         if "den" in self.kept:
             found["den"] = q.new_empty(q.shape[:3], dtype=torch.float32)
         if self.rounds:
-            found["rest"] = q.new_empty((*q.shape[:3], v.shape[3])) if call.precise else None
+            found["rest"] = q.new_empty((*q.shape[:3], v.shape[3])) if precise else None
         return found
 
     def empty_results(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         q, v, call = inputs[0], inputs[2], self.unpacked(inputs)
         out, lse = q.new_empty_strided(*like(q, v.shape[3])), q.new_empty(q.shape[:3], dtype=torch.float32)
-        found = dict(out=out, lse=lse, **self.more_results(q, v, call))
+        found = dict(out=out, lse=lse, **self.more_results(q, v, call.precise))
         return tuple(out.new_empty(0) if found[name] is None else found[name] for name in self.kept)
 
     def empty_gradients(self, inputs: tuple[Any, ...], needed: list[bool]) -> tuple[Any, ...]:
@@ -574,8 +581,7 @@ class Attention:
         if not known.near:
             q, k, v = near(q), near(k), near(v)
         out, d_out = near(kept[0]), near(d_out)
-        kept = (out, *kept[1:])
-        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         if not (q.numel() and (k.numel() or self.sums_of_none)):
             return dq.zero_(), dk.zero_(), dv.zero_(), *self.totals(inputs, needed, torch.zeros_like)
         usual = 1e-18 < call.scale < 1e18  # so that log-sum-exps can be divided by it
@@ -583,19 +589,23 @@ class Attention:
         asked = Backward(d_lse is not None, self.rounds and kept[-1].numel() > 0, (*needed,), usual)
         # Hooks on saved tensors may return them at other addresses.
         key = (
-            *(x.data_ptr() % 16 for x in (*kept, d_out)),
+            *[x.data_ptr() % 16 for x in (out, *kept[1:], d_out)],
             out.stride(),
             d_out.stride(),
             d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16),
-            *self.deciding(call),
+            self.plain or self.deciding(call),
             asked,
         )
         strides, launches = known.backward.get(key, (None, ()))
         strides = strides or strides_of(
             out=out.stride(), d_out=d_out.stride(), dq=dq.stride(), dk=dk.stride(), dv=dv.stride()
         )
-        found = dict(zip(self.kept, kept, strict=True), natural_lse=kept[1], dq=dq, dk=dk, dv=dv, d_lse=d_lse)
-        values = {**known.values, **strides, **self.values_of(call), **found, "q": q, "k": k, "v": v, "d_out": d_out}
+        values = {**known.values, **strides, "q": q, "k": k, "v": v, "out": out, "lse": kept[1], "scale": call.scale}
+        values |= {"natural_lse": kept[1], "d_out": d_out, "d_lse": d_lse, "dq": dq, "dk": dk, "dv": dv}
+        if len(kept) > 2:
+            values |= zip(self.kept[2:], kept[2:], strict=True)
+        if self.params or call.seed is not None:
+            values |= self.values_of(call)
         if not launches:
             assert self.backward_launches is not None
             launches = self.backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
@@ -77,7 +78,10 @@ class Operator:
     def __init__(self, key: str, signature: Signature, computes: Computes, forward_only: bool) -> None:
         self.signature, self.computes = signature, computes
         self.tensors, self.n_inputs = signature.tensors, len(signature.inputs)
-        self.numbers = [i for i in range(self.n_inputs) if i not in self.tensors]
+        # The inputs with tensors first, then numbers; and back.
+        order = [*self.tensors, *[i for i in range(self.n_inputs) if i not in self.tensors]]
+        self.apart = itemgetter(*order)
+        self.together = itemgetter(*[order.index(i) for i in range(self.n_inputs)])
 
         def attend(*inputs: Any) -> Tensors:
             found = computes.attend(inputs)
@@ -110,36 +114,35 @@ class Operator:
         self.computes.refuse("a second derivative is not computed")
 
     def _save(self, ctx: Any, inputs: Tensors, output: Tensors) -> None:
-        ctx.numbers = [inputs[i] for i in self.numbers]
+        apart = self.apart(inputs)
+        ctx.numbers = apart[len(self.tensors) :]
         if len(output) > 2:
             ctx.mark_non_differentiable(*(x for x in output[2:] if x is not None))
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*(inputs[i] for i in self.tensors), *output)
+        ctx.save_for_backward(*apart[: len(self.tensors)], *output)
 
     def _differentiate(
         self, ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, *_: Any, saved: Tensors | None = None
     ) -> Tensors:
-        kept: Tensors = saved or ctx.saved_tensors
-        inputs: list[Any] = [None] * self.n_inputs
-        for i, x in zip(self.tensors, kept, strict=False):
-            inputs[i] = x
-        for i, x in zip(self.numbers, ctx.numbers, strict=True):
-            inputs[i] = x
-        out, *rest = kept[len(self.tensors) :]
-        kept = (out, *(out.new_empty(0) if x is None else x for x in rest))
+        found: Tensors = saved or ctx.saved_tensors
+        inputs = self.together((*found[: len(self.tensors)], *ctx.numbers))
+        kept = found[len(self.tensors) :]
+        out = kept[0]
+        if len(kept) > 2:
+            kept = tuple([out.new_empty(0) if x is None else x for x in kept])
         d_out = torch.zeros_like(out) if d_out is None else d_out
-        needed = [ctx.needs_input_grad[i] for i in self.signature.learned]
+        learned, smooth = self.signature.learned, self.signature.smooth
+        needed = [ctx.needs_input_grad[i] for i in learned] if learned else []
         # Outside the operator, autograd would take these for constants and return a wrong second derivative.
-        apart = not (torch.is_grad_enabled() or inputs[0].is_meta) and unwatched(d_out, *inputs[:3])
-        if apart:
-            found = self.computes.gradients(d_out, d_lse, tuple(inputs), kept, needed)
+        if not (torch.is_grad_enabled() or out.is_meta) and unwatched(d_out, *inputs[:3]):
+            found = self.computes.gradients(d_out, d_lse, inputs, kept, needed)
         else:
             refuse_tangents(self.computes.refuse, d_out, d_lse, *inputs[:3])
             found = self.differentiate(d_out, d_lse, *inputs, *kept, needed)
-        gradients: list[Any] = [*found[:3], *(None for _ in inputs[3:])]
-        for i, total, wanted in zip(self.signature.learned, found[3:], needed, strict=True):
+        gradients: list[Any] = [*found[:3]] + [None] * (self.n_inputs - 3)
+        for i, total, wanted in zip(learned, found[3:], needed, strict=True):
             gradients[i] = total.to(inputs[i].dtype) if wanted else None
-        for i in self.signature.smooth:
+        for i in smooth:
             gradients[i] = torch.zeros_like(inputs[i]) if ctx.needs_input_grad[i] else None
         return tuple(gradients)
 
