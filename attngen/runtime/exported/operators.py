@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
@@ -80,8 +80,8 @@ class Operator:
         self.tensors, self.n_inputs = signature.tensors, len(signature.inputs)
         # The inputs with tensors first, then numbers; and back.
         order = [*self.tensors, *[i for i in range(self.n_inputs) if i not in self.tensors]]
-        self.apart = itemgetter(*order)
-        self.together = itemgetter(*[order.index(i) for i in range(self.n_inputs)])
+        self.apart = operator.itemgetter(*order)
+        self.together = operator.itemgetter(*[order.index(i) for i in range(self.n_inputs)])
 
         def attend(*inputs: Any) -> Tensors:
             found = computes.attend(inputs)
