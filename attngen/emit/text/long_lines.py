@@ -48,6 +48,8 @@ def without_long_lines(source: str) -> str:
 def _bracketed(line: str) -> str:
     """The line with its value, and the tuple that it is unpacked to, in brackets, where they have none."""
     code = line.strip()
+    if code.endswith(","):  # an argument of a call, which is no assignment
+        return line
     try:
         body = ast.parse(code).body
     except SyntaxError:  # a part of a statement

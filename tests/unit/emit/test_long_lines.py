@@ -27,6 +27,7 @@ LONG = {
     "a product in brackets": f"x = ({' * '.join(NAMES[:4])} + {' + '.join(NAMES[4:])})",
     "a string": f'x = f("{" ".join(NAMES)}")',
     "a formatted string": f'x = f(f"{{ {NAMES[0]} + 1 }} of {" ".join(NAMES)} {{{{a b}}}} {{{NAMES[1]}}}")',
+    "an argument on a line of its own": f"x = f(\n    a={{4: g({', '.join(NAMES)})}},\n    b=({', '.join(NAMES)}),\n)",
     "a negative number": f"x = f({', '.join(NAMES[:5])}, -1, -{NAMES[0]}, *{NAMES[1]}, **{NAMES[2]})",
     "a nested call deep inside": "def f():\n    if a:\n        for b in c:\n            "
     + f"d(e({', '.join(NAMES[:4])}), g, h(i({', '.join(NAMES[:4])})))",
