@@ -6,6 +6,7 @@ Brackets, signs, cancelled factors, named constants and tidied bounds are all in
 from __future__ import annotations
 
 import math
+import operator
 import re
 
 import pytest
@@ -129,10 +130,8 @@ def wraps_around(e: Expr) -> bool:
         return False
     if any(wraps_around(a) for a in e.args):
         return True
-    if e.op not in (Op.POW, Op.MUL):
-        return False
-    a, b = (int(value(x)) for x in e.args)
-    return abs(a**b if e.op is Op.POW else a * b) >= 2**63
+    exact = {Op.POW: pow, Op.MUL: operator.mul, Op.ADD: operator.add, Op.SUB: operator.sub}.get(e.op)
+    return exact is not None and abs(exact(*(int(value(x)) for x in e.args))) >= 2**63
 
 
 @settings(max_examples=250)
