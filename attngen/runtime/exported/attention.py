@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -181,6 +182,8 @@ class Attention:
         self.names = tuple(p.local or p.name for p in params)
         self.ranked = tuple(p for p in params if p.strides)
         self.at_ranked = tuple(3 + i for i, p in enumerate(params) if p.strides)
+        # Of operands or inputs, the tensors whose layout decides how kernels are launched.
+        self.tensors: Callable[[tuple[Any, ...]], tuple[Tensor, ...]] = operator.itemgetter(0, 1, 2, *self.at_ranked)
         self.at_scalars = tuple(3 + i for i, p in enumerate(params) if not p.strides)
         self.at_pointers = tuple(3 + i for i, p in enumerate(params) if p.by_pointer)
         self.at_learned = tuple(3 + i for i, p in enumerate(params) if p.learns)
@@ -189,9 +192,7 @@ class Attention:
         self.refusal: type[Exception] = ValueError  # an `attngen.Kernel` sets its own subclass
         self.caller = 5  # the stack level of warnings; an `attngen.Kernel` adds 2
         self.tensors_alone = not (self.at_scalars or dropout)
-        self.plain = positive and self.tensors_alone and not self.rounds
         self.signature = self.signature_of(())
-        self.n_inputs = len(self.signature.inputs)
         self.operator = Operator(key, self.signature, self, backward is None)
 
     def signature_of(self, bounds: tuple[tuple[str, str], ...]) -> Signature:
@@ -237,7 +238,7 @@ class Attention:
         elif type(scale) is not float or not abs(scale) < torch.inf:
             scale = scale_number(self.refuse, scale)
         known = fit = None
-        alone = unwatched(*self.readable(operands, dropout_seed))
+        alone = unwatched(*self.all_tensors(operands, dropout_seed))
         if alone:
             known = self.ready.get(layout_of(*self.tensors(operands)))
             fit = scale if self.tensors_alone else self.numbers(operands, scale)
@@ -253,12 +254,9 @@ class Attention:
             operands = (*(x.float() for x in operands[:3]), *operands[3:])
             out, lse = self(operands, scale, True, dropout_seed)
             return (out.bfloat16(), lse) if return_lse else out.bfloat16()
-        if self.plain and scale > 0.0:
-            inputs = (*operands, float(scale))
-        else:
-            inputs = self.inputs(operands, scale, dropout_seed, known is not None)
-            if known is not None and inputs[0] is not operands[0]:
-                known = self.layout(*self.tensors(inputs))
+        inputs = self.inputs(operands, scale, dropout_seed, known is not None)
+        if known is not None and inputs[0] is not operands[0]:
+            known = self.layout(*self.tensors(inputs))
         results = self.run(self.operator, inputs, known)
         return results[:2] if return_lse else results[0]
 
@@ -277,11 +275,7 @@ class Attention:
                 return operator.direct(*inputs, known)
         return operator.call(*inputs) if known is None else operator.computes.attend(inputs, known)
 
-    def tensors(self, operands: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        """Those whose layout decides how kernels are launched."""
-        return (*operands[:3], *[operands[i] for i in self.at_ranked]) if self.at_ranked else operands[:3]
-
-    def readable(self, operands: tuple[Any, ...], seed: Any) -> tuple[Tensor, ...]:
+    def all_tensors(self, operands: tuple[Any, ...], seed: Any) -> tuple[Tensor, ...]:
         """All of a call's tensors, which somebody may look at."""
         if self.tensors_alone:
             return operands
@@ -299,6 +293,8 @@ class Attention:
 
     def inputs(self, operands: tuple[Any, ...], scale: float, seed: Any, own: bool) -> tuple[Any, ...]:
         """The operator's. `own`: tensors of numbers may be kept for later calls."""
+        if self.tensors_alone and (scale > 0.0 or not self.positive):
+            return (*operands, float(scale), self.loses(operands)) if self.rounds else (*operands, float(scale))
         q, k, v, *given = operands
         places: list[Tensor | None] = []
         for i in self.at_scalars:
@@ -319,10 +315,15 @@ class Attention:
             q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
         more: list[Any] = [seed_tensor(self.refuse, seed, q.device)] if self.dropout else []
         if self.rounds:
-            # A param's gradient sums over all pairs: in half precision it needs what rounding takes from out.
-            learned = [given[i - 3].requires_grad for i in self.at_learned]
-            more.append(torch.is_grad_enabled() and any(learned) and q.dtype is not torch.float32)
+            more.append(self.loses((q, k, v, *given)))
         return (q, k, v, *given, float(scale), *more, *places)
+
+    def loses(self, operands: tuple[Any, ...]) -> bool:
+        """Whether the backward pass needs what rounding takes from out: in half precision a param's gradient does,
+        which sums over all pairs."""
+        if not torch.is_grad_enabled() or operands[0].dtype is torch.float32:
+            return False
+        return any([operands[i].requires_grad for i in self.at_learned])
 
     # ---------------------------------------------------------------- checks
 
@@ -438,9 +439,6 @@ class Attention:
 
     def unpacked(self, inputs: tuple[Any, ...]) -> Inputs:
         """The operator's inputs after q, k and v."""
-        if self.plain:
-            n = self.n_inputs
-            return Inputs(inputs[3 : n - 1], inputs[n - 1], None, False, (), inputs[n:])
         at = 3 + len(self.params)
         end = at + 1 + self.dropout + self.rounds
         places = end + len(self.at_either)
@@ -508,18 +506,20 @@ class Attention:
         out, lse = q.new_empty_strided(*known.out), q.new_empty_strided(*known.lse, dtype=torch.float32)
         results: tuple[Any, ...] = (out, lse)
         values = {**known.values, "q": q, "k": k, "v": v, "out": out, "lse": lse, "own": own, "queue": None}
-        key, precise = (), False
-        if self.plain:
-            values["scale"] = inputs[-1]
-            if self.names:
-                values |= zip(self.names, inputs[3:-1], strict=True)
+        if self.tensors_alone:
+            at = 3 + len(self.names)
+            key = precise = self.rounds and inputs[at + 1]
+            values["scale"] = inputs[at]
+            for name, x in zip(self.names, inputs[3:at], strict=True):
+                values[name] = x
         else:
             call = self.unpacked(inputs)
             key, precise = (*self.deciding(call), call.precise), call.precise
             values |= self.values_of(call)
         if len(self.kept) > 2:
-            values |= self.more_results(q, v, precise)
-            results = tuple([values[name] for name in self.kept])
+            more = self.more_results(q, v, precise)
+            values.update(more)
+            results = (out, lse, *more.values())
         if out.numel():
             if self.rounds and not precise:
                 values["rest"] = out
@@ -534,8 +534,8 @@ class Attention:
         return results
 
     def more_results(self, q: Tensor, v: Tensor, precise: bool) -> dict[str, Any]:
-        """Empty tensors for what the backward pass reads beside out and lse: denominators, and what out lost in
-        rounding."""
+        """Empty tensors for what the backward pass reads beside out and lse, in the order of `saves`: denominators, and
+        what out lost in rounding."""
         found: dict[str, Any] = {}
         if "den" in self.kept:
             found["den"] = q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -593,7 +593,7 @@ class Attention:
             out.stride(),
             d_out.stride(),
             d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16),
-            self.plain or self.deciding(call),
+            *self.deciding(call),
             asked,
         )
         strides, launches = known.backward.get(key, (None, ()))

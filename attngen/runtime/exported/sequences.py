@@ -127,7 +127,7 @@ class Sequences:
         elif type(scale) is not float or not abs(scale) < torch.inf:
             scale = scale_number(self.refuse, scale)
         fit = None
-        alone = rows is None and unwatched(*a.readable(operands, dropout_seed))
+        alone = rows is None and unwatched(*a.all_tensors(operands, dropout_seed))
         if alone:
             fit = a.numbers(operands, scale)
             fit = None if fit is None else (fit, packed, count, layout_of(*a.tensors(operands)))
