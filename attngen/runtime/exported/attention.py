@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -182,8 +181,6 @@ class Attention:
         self.names = tuple(p.local or p.name for p in params)
         self.ranked = tuple(p for p in params if p.strides)
         self.at_ranked = tuple(3 + i for i, p in enumerate(params) if p.strides)
-        # Of operands or inputs, the tensors whose layout decides how kernels are launched.
-        self.tensors: Callable[[tuple[Any, ...]], tuple[Tensor, ...]] = operator.itemgetter(0, 1, 2, *self.at_ranked)
         self.at_scalars = tuple(3 + i for i, p in enumerate(params) if not p.strides)
         self.at_pointers = tuple(3 + i for i, p in enumerate(params) if p.by_pointer)
         self.at_learned = tuple(3 + i for i, p in enumerate(params) if p.learns)
@@ -274,6 +271,10 @@ class Attention:
             if known is not None:
                 return operator.direct(*inputs, known)
         return operator.call(*inputs) if known is None else operator.computes.attend(inputs, known)
+
+    def tensors(self, operands: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """Those whose layout decides how kernels are launched."""
+        return (*operands[:3], *[operands[i] for i in self.at_ranked]) if self.at_ranked else operands[:3]
 
     def all_tensors(self, operands: tuple[Any, ...], seed: Any) -> tuple[Tensor, ...]:
         """All of a call's tensors, which somebody may look at."""
