@@ -29,7 +29,7 @@ from .arguments import (
     warn_of_rounding,
     whole_number,
 )
-from .devices import alignment, chip, layout_of, like, near, number_tensor, padded, strides_of
+from .devices import alignment, chip, current, layout_of, like, near, number_tensor, padded, strides_of
 from .launch import compiled_together
 from .operators import FINISHED, Operator, Signature, finished, refuse_tangents
 from .watched import unwatched
@@ -529,7 +529,7 @@ class Attention:
                 ahead = learn and functools.partial(learn, *results)
                 launches = self.forward_launches(known, q, k, v, out, *((precise,) if self.rounds else ()))
                 launches = known.forward[key] = compiled_together(launches, values, ahead)
-            with torch.cuda.device_of(q):
+            with current(q):
                 for launch in launches:
                     launch(values)
         return results
@@ -612,7 +612,7 @@ class Attention:
             launches = self.backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked)
             launches = compiled_together(launches, values)
             known.backward[key] = strides, launches
-        with torch.cuda.device_of(q):
+        with current(q):
             for launch in launches:
                 launch(values)
             if self.param_gradients is None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .arguments import in_autocast, is_int, scale_number, scaled, stand_in
 from .attention import Attention, Backward, Layout
-from .devices import alignment, chip, layout_of, like, padded, strided, strides_of
+from .devices import alignment, chip, current, layout_of, like, padded, strided, strides_of
 from .launch import compiled_together
 from .operators import FINISHED, Operator
 from .tables import tiles_by_chip
@@ -372,7 +372,7 @@ class Sequences:
                 precise = (call.precise,) if a.rounds else ()
                 launches = self.forward_launches(layout, *tensors, values["align"], packed, *precise)
                 layout.sequences[key] = compiled_together(launches, values, ahead)
-            with torch.cuda.device_of(q):
+            with current(q):
                 for launch in layout.sequences[key]:
                     launch(values)
         return kept
@@ -437,7 +437,7 @@ class Sequences:
             operands = (strided(x, count, packed) for x in (q, k, v, d_out, dk, dv))
             launches = self.backward_launches(known, *operands, values["align"], packed, asked)
             known.sequences[key] = compiled_together(launches, values)
-        with torch.cuda.device_of(q):
+        with current(q):
             for launch in known.sequences[key]:
                 launch(values)
         if self.param_gradients is not None:
