@@ -288,7 +288,8 @@ def own_term_of(name: str, spec: Attention, plan: KernelPlan) -> Callable[[Any, 
     def refuse(message: str) -> None:
         raise UsageError(f"{name}: {message}")
 
-    lines = own_lines(spec, readable_term(name, plan.weights))
+    term = readable_term(name, plan.weights)
+    lines = ("return None",) if term is None else own_lines(spec, term, refuse="_refuse", element="_element")
     found: dict[str, Any] = {"torch": torch, "_refuse": refuse, "_element": _element}
     exec("\n    ".join(("def own_term(lse, params, cu_seqlens_q):", *lines)), found)
     return found["own_term"]

@@ -36,8 +36,7 @@ import numpy as np
 
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention, Param
-from attngen.ir.evaluate import Array, Tape, as_array
-from attngen.ir.evaluate import evaluate as evaluate_expression
+from attngen.ir.evaluate import Array, Tape, as_array, evaluate as evaluate_expression
 from attngen.ir.nodes import Expr, Symbol, Type
 from attngen.ir.scaled import split
 

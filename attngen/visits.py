@@ -23,11 +23,9 @@ from attngen.ir import printing
 from attngen.ir.attention import Attention, Param
 from attngen.ir.build import integer
 from attngen.ir.evaluate import as_array, evaluate
-from attngen.ir.nodes import Expr, Load, Symbol
-from attngen.ir.nodes import Literal as Number
+from attngen.ir.nodes import Expr, Literal as Number, Load, Symbol
 from attngen.ir.rounded import bounds, varies
-from attngen.ir.walk import params as read_params
-from attngen.ir.walk import symbols, transform
+from attngen.ir.walk import params as read_params, symbols, transform
 from attngen.piece_arguments import check_known, check_params, check_stretch
 from attngen.plan import KernelPlan
 from attngen.plan.mask.data_tests import DataTest

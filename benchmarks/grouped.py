@@ -22,8 +22,7 @@ import torch
 from report import say
 from torch import Tensor
 
-from attngen.bench import cell as calling
-from attngen.bench import contenders, verdict
+from attngen.bench import cell as calling, contenders, verdict
 from attngen.bench.cell import Build
 from attngen.bench.race import Contender, Turns, failure, graph
 

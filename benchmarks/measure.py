@@ -19,8 +19,7 @@ from cells import Cell, Inputs, Settings
 from peers import Contender, Kernels
 from report import say
 
-from attngen.bench import cell as calling
-from attngen.bench import clock
+from attngen.bench import cell as calling, clock
 from attngen.bench.cell import Build
 from attngen.bench.race import DeviceLostError, Turns, failure, graph
 

@@ -25,8 +25,7 @@ from report import geometric_mean, write
 from attngen import files
 from attngen.errors import UsageError
 from attngen.plan.hopper import BackwardSkeleton, Skeleton
-from attngen.plan.tiles.hopper_trials import GAIN, KINDS, rounded
-from attngen.plan.tiles.hopper_trials import Row as HopperRow
+from attngen.plan.tiles.hopper_trials import GAIN, KINDS, Row as HopperRow, rounded
 from attngen.plan.tiles.portable import KERNELS, Tile
 from attngen.tune.gpu import Setting, Tuning
 from attngen.tune.gpu_file import load

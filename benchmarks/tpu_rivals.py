@@ -84,8 +84,10 @@ def flash(heads: int, length: int, head_dim: int, mask: str, backward: bool, til
 
 def splash(heads: int, length: int, head_dim: int, mask: str, backward: bool, tile: tuple[int, int, int]) -> Program:
     """dQ is computed in the dK/dV kernel, part by part; XLA sums the parts afterwards."""
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as module
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+    from jax.experimental.pallas.ops.tpu.splash_attention import (
+        splash_attention_kernel as module,
+        splash_attention_mask as masks,
+    )
 
     rows, fetched, columns = tile
     sizes = module.BlockSizes(

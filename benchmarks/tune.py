@@ -36,8 +36,10 @@ from attngen.cli import gpu  # noqa: E402
 from attngen.cli.tune import timer_of  # noqa: E402
 from attngen.errors import Source, UsageError  # noqa: E402
 from attngen.plan.tiles.hopper_trials import rows_of  # noqa: E402
-from attngen.tune import ahead  # noqa: E402
-from attngen.tune import keys as tile_keys  # noqa: E402
+from attngen.tune import (  # noqa: E402
+    ahead,
+    keys as tile_keys,
+)
 from attngen.tune.gpu import LOST, Candidate, Key, LostError, Timer, Tuning, rounds, trials  # noqa: E402
 from attngen.tune.gpu_file import dump, load  # noqa: E402
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from unit.emit.test_names import CLASHES, names_beside_params
-from unit.emit.test_names import SPECS as BODIES
+from unit.emit.test_names import CLASHES, SPECS as BODIES, names_beside_params
 
 
 def marked(body: str) -> str:

@@ -15,8 +15,7 @@ from attngen.analyse.outline import Outline, kind
 from attngen.analyse.report import Report, nearest
 from attngen.analyse.scope import CONST, Later, Tensor, Value, describe
 from attngen.errors import UsageError
-from attngen.ir import attention as ir
-from attngen.ir import build
+from attngen.ir import attention as ir, build
 from attngen.ir.nodes import Expr, Literal, Scalar, Storage
 from attngen.syntax import ast
 

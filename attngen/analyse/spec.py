@@ -34,8 +34,7 @@ from attngen.analyse.scope import (
     Value,
 )
 from attngen.errors import InternalError, Source
-from attngen.ir import attention as ir
-from attngen.ir import build, walk
+from attngen.ir import attention as ir, build, walk
 from attngen.ir.nodes import Expr, Literal, Scalar, Storage
 from attngen.syntax import ast
 

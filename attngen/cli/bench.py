@@ -76,8 +76,7 @@ def run(args: Namespace) -> int:
     spec = api.analyse(source, dict(args.define))
     shapes = _shapes(args, spec)
     torch = gpu.require_gpu("bench", "attngen cost counts operations and bytes for a chip that needn't be there")
-    from attngen.bench import picture as show
-    from attngen.bench import run
+    from attngen.bench import picture as show, run
     from attngen.bench.race import Turns
 
     with terminal.working(f"compiling {spec.name}"):

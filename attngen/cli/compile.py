@@ -254,8 +254,7 @@ def binaries_table(artifacts: Sequence[Artifact]) -> Table:
 
 
 def _compile_for_tpu(args: Namespace) -> int:
-    from attngen.tpu import compile as tpu
-    from attngen.tpu import programs
+    from attngen.tpu import compile as tpu, programs
 
     if args.emit not in targets.named(args.target).stages:
         raise UsageError(f"--emit {args.emit} is made by a TPU's compiler: add --target pallas")

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from attngen.bench.tiles import Bench
     from attngen.plan.tiles import portable
     from attngen.plan.tiles.hopper_trials import Rows
-    from attngen.tune import gpu as gpu_tuning
-    from attngen.tune import tpu as tpu_tuning
+    from attngen.tune import gpu as gpu_tuning, tpu as tpu_tuning
     from attngen.tune.ahead import Job
 
 

@@ -49,8 +49,7 @@ from attngen.distributed.schedule import (
 )
 from attngen.errors import UsageError
 from attngen.ir.axes import expressions
-from attngen.ir.walk import params as read_params
-from attngen.ir.walk import reads, symbols
+from attngen.ir.walk import params as read_params, reads, symbols
 from attngen.kernel import Kernel
 from attngen.piece_arguments import check_known
 from attngen.pieces import check_seed

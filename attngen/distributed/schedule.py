@@ -26,8 +26,7 @@ from attngen.ir.evaluate import as_array
 from attngen.ir.nodes import Type
 from attngen.ir.walk import symbols
 from attngen.piece_arguments import check_known, check_params, is_int
-from attngen.visits import Case, Planned, needed, seeing
-from attngen.visits import row_work as _row_work
+from attngen.visits import Case, Planned, needed, row_work as _row_work, seeing
 
 Exchange = Literal["ring", "gather", "heads"]
 EXCHANGES: tuple[Exchange, ...] = ("ring", "gather", "heads")

@@ -9,8 +9,7 @@ from __future__ import annotations
 from attngen.explain.backward import backward
 from attngen.explain.forward import forward
 from attngen.explain.rendering import FORMATS, render
-from attngen.explain.steps import Ladder, Step, setting
-from attngen.explain.steps import notation as _notation
+from attngen.explain.steps import Ladder, Step, notation as _notation, setting
 from attngen.ir.attention import Attention
 from attngen.plan.kernel import KernelPlan
 

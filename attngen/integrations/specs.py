@@ -8,8 +8,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from attngen.api import Kernel
-from attngen.api import compile as compile_spec
+from attngen.api import Kernel, compile as compile_spec
 from attngen.runtime import cache
 
 

@@ -27,8 +27,7 @@ from typing import Any, Protocol, cast
 from torch import Tensor, nn
 
 from attngen import targets
-from attngen.api import Kernel
-from attngen.api import compile as compile_spec
+from attngen.api import Kernel, compile as compile_spec
 from attngen.distributed.current import current_region
 from attngen.errors import UsageError
 from attngen.integrations.specs import Choice, compiled

@@ -25,8 +25,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from attngen import targets
 from attngen.analyse.unaligned import unaligned
-from attngen.api import Kernel
-from attngen.api import compile as compile_spec
+from attngen.api import Kernel, compile as compile_spec
 from attngen.distributed.current import current_region
 from attngen.errors import Diagnostic, UsageError
 from attngen.integrations.masks import Mask, make

@@ -7,8 +7,7 @@ it speaks in words of the language, never in names of terminals.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence, Set as AbstractSet
 from dataclasses import dataclass
 
 from attngen.errors import Diagnostic, Source, Span

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from lark import Lark, UnexpectedToken
-from lark import Token as LarkToken
+from lark import Lark, Token as LarkToken, UnexpectedToken
 from lark.lexer import Lexer, PatternStr
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 from lark.parsers.lalr_parser_state import ParserState

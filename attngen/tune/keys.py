@@ -15,8 +15,7 @@ from attngen.ir.attention import Attention
 if TYPE_CHECKING:
     from attngen.emit import Tuned, TunedGpu
     from attngen.tpu.compile import Outcome
-    from attngen.tune.gpu import Choice
-    from attngen.tune.gpu import Key as GpuKey
+    from attngen.tune.gpu import Choice, Key as GpuKey
     from attngen.tune.tpu import Key, Trial, Tuning
 
 # ---------------------------------------------------------------- TPUs

@@ -33,8 +33,10 @@ import attngen  # noqa: E402
 from attngen.bench import clock, verdict  # noqa: E402
 from attngen.plan.hopper import Schedule, Skeleton  # noqa: E402
 from attngen.plan.tiles.portable import KERNELS, Tile  # noqa: E402
-from attngen.tune import gpu as tune  # noqa: E402
-from attngen.tune import gpu_file  # noqa: E402
+from attngen.tune import (  # noqa: E402
+    gpu as tune,
+    gpu_file,
+)
 
 SMALL = cells.Settings(window=5, prefix=7, documents=3, cap=2.0, radius=4)
 

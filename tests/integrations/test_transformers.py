@@ -9,8 +9,7 @@ import torch
 import transformers as hf_models
 from integrations.models import KINDS, assert_close, both, gradients, tiny, tokens
 from torch.nn import functional as F
-from transformers import AttentionInterface
-from transformers import masking_utils as hf
+from transformers import AttentionInterface, masking_utils as hf
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import attngen

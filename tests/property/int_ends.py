@@ -20,8 +20,7 @@ import numpy as np
 from jax import lax
 
 from attngen import targets
-from attngen.emit.jax_shared.expressions import Printer as JaxPrinter
-from attngen.emit.jax_shared.expressions import division_helpers as jax_helpers
+from attngen.emit.jax_shared.expressions import Printer as JaxPrinter, division_helpers as jax_helpers
 from attngen.emit.text.render import render
 from attngen.emit.triton.code.expressions import Printer, division_helpers
 from attngen.emit.triton.code.tile_loops import plain_lines

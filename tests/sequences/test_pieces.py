@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import attngen
-from attngen.cli import main as cli
-from attngen.cli import pieces, sequences
+from attngen.cli import main as cli, pieces, sequences
 from attngen.cli.comparison import Case
 from attngen.errors import UsageError
 from attngen.runtime.loader import load

@@ -9,8 +9,7 @@ import torch
 
 import attngen
 from attngen import Kernel, api
-from attngen.cli import main as cli
-from attngen.cli import sequences
+from attngen.cli import main as cli, sequences
 from attngen.cli.comparison import Case
 from attngen.errors import Source
 

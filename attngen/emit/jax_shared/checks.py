@@ -13,8 +13,7 @@ from attngen.emit.torch_shared.facts import if_readable, need_lines
 from attngen.ir import printing
 from attngen.ir.attention import Param
 from attngen.ir.nodes import SIZES, Expr, Load, Storage, Symbol, Type
-from attngen.ir.walk import nodes, symbols
-from attngen.ir.walk import params as read_params
+from attngen.ir.walk import nodes, params as read_params, symbols
 from attngen.plan.kernel import KernelPlan
 
 _DTYPES = {s: tuple("jnp.bool_" if d == "bool" else f"jnp.{d}" for d in found) for s, found in DTYPES.items()}

@@ -43,10 +43,10 @@ def joined(first: str, second: str, ending: str, title: str) -> str:
 
 def followed(first: str, second: str, title: str) -> str:
     """A module, and one that relies on it: all of the second, but for imports that the first has."""
-    own, registered = _cut(first)
+    (own, registered), (others, more) = _cut(first), _cut(second)
     known = {unit.text for unit in own}
-    parts = [(unit, unit.text) for unit in units(second) if unit.text not in known]
-    return _with(first, own, parts, [(unit, unit.text) for unit in registered], title)
+    parts = [(unit, unit.text) for unit in others if unit.text not in known]
+    return _with(first, own, parts, [(unit, unit.text) for unit in (*registered, *more)], title)
 
 
 Parts = Iterable[tuple[Unit, str]]

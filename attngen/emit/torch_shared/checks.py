@@ -14,8 +14,7 @@ from attngen.emit.torch_shared.leaves import host_names
 from attngen.ir import printing
 from attngen.ir.attention import Param
 from attngen.ir.nodes import SIZES, Expr, Load, Symbol
-from attngen.ir.walk import nodes, reads, symbols
-from attngen.ir.walk import params as read_params
+from attngen.ir.walk import nodes, params as read_params, reads, symbols
 from attngen.plan.ints.reach import Reach
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import Level, level_of

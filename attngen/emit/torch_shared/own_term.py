@@ -12,18 +12,15 @@ from attngen.emit.torch_shared import expressions as host_expressions
 from attngen.ir import printing
 from attngen.ir.attention import Attention, Param
 from attngen.ir.nodes import Expr, Literal, Symbol, Type
-from attngen.ir.walk import params as read_params
-from attngen.ir.walk import reads
+from attngen.ir.walk import params as read_params, reads
 from attngen.part_sums import OF_PACKED_ROWS
 
 Lines = tuple[str, ...]
 
 
-def own_lines(spec: Attention, term: Expr | None, element: str = "_element") -> Lines:
+def own_lines(spec: Attention, term: Expr, *, refuse: str, element: str) -> Lines:
     """The body of a function of `lse`, `params` by name, and `cu_seqlens_q` (or None). It returns the logarithm of the
-    denominator's own term, like `lse`, or None where there is none. It calls `_refuse`, and `element` for elements."""
-    if term is None:
-        return ("return None",)
+    denominator's own term, like `lse`. It calls `refuse`, and `element` for elements."""
     read = read_params(term)
     names = {
         "b": "at_b",
@@ -34,13 +31,13 @@ def own_lines(spec: Attention, term: Expr | None, element: str = "_element") -> 
         **{n: f'values["{n}"]' for n in read},
     }
     return (
-        *(("if lse.dim() == 2:", f'    _refuse("{OF_PACKED_ROWS}")') if reads(term, "b") else ()),
+        *(("if lse.dim() == 2:", f'    {refuse}("{OF_PACKED_ROWS}")') if reads(term, "b") else ()),
         *(
             line
             for n in read
             for line in (
                 f'if params.get("{n}") is None:',
-                f'    _refuse("{n} is missing: the denominator\'s own term reads it")',
+                f'    {refuse}("{n} is missing: the denominator\'s own term reads it")',
             )
         ),
         *(
@@ -49,13 +46,18 @@ def own_lines(spec: Attention, term: Expr | None, element: str = "_element") -> 
             if spec.param(n).shape
             for line in (
                 f'if not isinstance(params["{n}"], torch.Tensor):',
-                f'    _refuse(f"{n} must be a torch.Tensor, not {{type(params[{n!r}]).__name__}}")',
+                f'    {refuse}(f"{n} must be a torch.Tensor, not {{type(params[{n!r}]).__name__}}")',
             )
         ),
         "heads = lse.shape[-2]",
         f"values = {{n: torch.as_tensor(params[n], device=lse.device) for n in {read!r}}}",
         *(f'values["{n}"] = values["{n}"].{_WIDENED[spec.param(n).type]}()' for n in read),
-        *(line for p in spec.params if p.name in read and p.shape for line in _fitting(p, batch=reads(term, "b"))),
+        *(
+            line
+            for p in spec.params
+            if p.name in read and p.shape
+            for line in _fitting(p, refuse, batch=reads(term, "b"))
+        ),
         "at_h = torch.arange(heads, device=lse.device).reshape(1, heads, 1)",
         "at_b = torch.arange(lse.shape[0], device=lse.device).reshape(-1, 1, 1)",
         f"own = torch.as_tensor({host_expressions.torch(term, names)}, device=lse.device).float()",
@@ -71,7 +73,7 @@ _WIDENED = {Type.FLOAT: "float", Type.INT: "long", Type.BOOL: "bool"}
 """As kernels compute with it: small ints would wrap around."""
 
 
-def _fitting(param: Param, *, batch: bool) -> Lines:
+def _fitting(param: Param, refuse: str, *, batch: bool) -> Lines:
     """Refuses another shape, and repeats dims of size 1. `batch`: parts have one."""
     names = {"Hq": "heads", **({"B": "lse.shape[0]"} if batch else {})}
     value, wanted = f"values[{param.name!r}]", [size_text(d, names) for d in param.shape]
@@ -81,7 +83,7 @@ def _fitting(param: Param, *, batch: bool) -> Lines:
     checks = [f"{value}.shape[{i}] in (1, {dim})" for i, dim in enumerate(wanted) if dim != "-1"]
     return (
         f"if not ({' and '.join([f'{value}.dim() == {len(wanted)}', *checks])}):",
-        f'    _refuse(f"{param.name} must have shape {shown}, not {{tuple({value}.shape)}}")',
+        f'    {refuse}(f"{param.name} must have shape {shown}, not {{tuple({value}.shape)}}")',
         f"{value} = {value}.expand({', '.join(wanted)})",
     )
 

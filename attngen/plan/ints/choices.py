@@ -15,8 +15,7 @@ from attngen.ir.attention import Attention
 from attngen.ir.checked import checked
 from attngen.ir.nodes import Apply, Expr, Load, Op
 from attngen.ir.walk import nodes
-from attngen.plan.ints.facts import Facts
-from attngen.plan.ints.facts import facts as read_facts
+from attngen.plan.ints.facts import Facts, facts as read_facts
 from attngen.plan.ints.guards import Access, Corner, accesses, corner
 from attngen.plan.ints.reach import Reach, reaches
 from attngen.plan.ints.width import WideInts, longest, wide

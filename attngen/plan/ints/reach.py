@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from attngen.ir.attention import Attention
 from attngen.ir.nodes import Apply, Expr, Op, Scalar, Type
-from attngen.ir.walk import nodes
-from attngen.ir.walk import params as read_params
+from attngen.ir.walk import nodes, params as read_params
 from attngen.plan.ints.facts import Facts
 
 

@@ -16,8 +16,7 @@ from typing import Self, assert_never
 from attngen.ir import build
 from attngen.ir.attention import Attention
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Storage, Symbol, Type
-from attngen.prove.intervals import interval_type as i
-from attngen.prove.intervals import operations as op
+from attngen.prove.intervals import interval_type as i, operations as op
 from attngen.prove.intervals.ingredients import disjuncts
 from attngen.prove.intervals.input_boxes import Box
 from attngen.prove.intervals.interval_type import Interval

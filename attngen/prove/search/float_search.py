@@ -8,8 +8,7 @@ tried comes from `samples`. NumPy is loaded with this module: it is imported whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-from typing import Literal as Kind
+from typing import Any, Literal as Kind
 
 import numpy as np
 

@@ -6,8 +6,7 @@ import pytest
 
 from attngen.analyse import analyse
 from attngen.errors import Source, Span
-from attngen.ir import attention as ir
-from attngen.ir import printing, walk
+from attngen.ir import attention as ir, printing, walk
 from attngen.ir.nodes import Symbol, Type
 from attngen.syntax.parser import parse
 

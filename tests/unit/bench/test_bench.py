@@ -18,8 +18,7 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attngen import api, files, inputs, targets
-from attngen.bench import clock, contenders, replay, run, verdict
-from attngen.bench import picture as show
+from attngen.bench import clock, contenders, picture as show, replay, run, verdict
 from attngen.bench.race import Contender, Turns, failure, graph, race
 from attngen.cli import gpu
 from attngen.cli.bench import as_json

@@ -18,8 +18,7 @@ import pytest
 import attngen
 from attngen import Unproved, UsageError, api, targets, terminal, vocabulary
 from attngen.aot import compile as aot
-from attngen.cli import main as cli
-from attngen.cli import tune
+from attngen.cli import main as cli, tune
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"

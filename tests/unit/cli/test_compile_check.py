@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from attngen import api, targets
-from attngen.cli import compile_check
-from attngen.cli import main as cli
+from attngen.cli import compile_check, main as cli
 from attngen.errors import Source
 from attngen.plan.tiles.hopper_trials import rows_of
 from attngen.plan.tiles.portable import Tile

@@ -10,8 +10,7 @@ import torch
 
 import attngen
 from attngen import Kernel, api
-from attngen.cli import comparison, pieces
-from attngen.cli import main as cli
+from attngen.cli import comparison, main as cli, pieces
 from attngen.cli.comparison import Case, compare, error
 from attngen.errors import Source
 from attngen.inputs import Ints

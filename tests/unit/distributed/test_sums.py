@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from attngen.distributed.sums import Adds, Store, Stretch, Sum, Where, adds_of, placed, plus
 

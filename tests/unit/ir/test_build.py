@@ -7,8 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from attngen.ir import build, printing
 from attngen.ir.nodes import COMPARISONS, FLOAT_FUNCTIONS, Apply, Expr, Literal, Op, Symbol, Type

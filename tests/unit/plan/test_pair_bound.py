@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from attngen.ir.build import TRUE, add, apply, conjunction, disjunction, index, integer, minimum, mul, sub
 from attngen.ir.nodes import Apply, Expr, Literal, Op, Symbol

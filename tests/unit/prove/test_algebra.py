@@ -7,8 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from property.kernels import analysed
 
 from attngen.ir.build import add, apply, div, index, integer, mul, neg, real, select, sub

@@ -17,8 +17,7 @@ from attngen.ir.attention import Attention
 from attngen.ir.evaluate import Tape, evaluate
 from attngen.ir.nodes import Apply, Expr, Op, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes
-from attngen.prove.intervals import interval_type as i
-from attngen.prove.intervals import operations as op
+from attngen.prove.intervals import interval_type as i, operations as op
 from attngen.prove.intervals.ingredients import disjuncts
 from attngen.prove.intervals.input_boxes import Box
 from attngen.prove.intervals.interval_type import Interval

@@ -10,8 +10,7 @@ import operator
 import re
 
 import pytest
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 
 from attngen.explain.bounds import in_order, stretch
 from attngen.explain.formulas import Writer, definitions

@@ -20,8 +20,7 @@ from property.kernels import analysed
 import attngen
 from attngen import api, chain
 from attngen.cli import main as cli
-from attngen.errors import Refuted as RefutedSpec
-from attngen.errors import Source, Unproved, UsageError
+from attngen.errors import Refuted as RefutedSpec, Source, Unproved, UsageError
 from attngen.ir.attention import Attention
 from attngen.plan import KernelPlan, plan
 from attngen.plan.simulate import classify

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from attngen.errors import NOWHERE as S
-from attngen.errors import Source
+from attngen.errors import NOWHERE as S, Source
 from attngen.syntax import ast
 from attngen.syntax.formatter import format_text
 from attngen.syntax.parser import RESERVED, parse

@@ -21,9 +21,7 @@ from attngen.plan.chips import SHARED_MEMORY
 from attngen.plan.tiles.hopper_trials import Rows
 from attngen.plan.tiles.portable import KERNELS, Tile, shared_bytes
 from attngen.runtime.loader import load
-from attngen.tune import gpu as tune
-from attngen.tune import gpu_file
-from attngen.tune import keys as tile_keys
+from attngen.tune import gpu as tune, gpu_file, keys as tile_keys
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SIZES = (("B", 1), ("Hq", 8), ("Hkv", 8), ("Sq", 4096), ("Sk", 4096), ("D", 128), ("Dv", 128))

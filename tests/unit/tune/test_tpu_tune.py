@@ -8,8 +8,7 @@ from attngen import api
 from attngen.errors import Source, UsageError
 from attngen.tpu.chips import chip
 from attngen.tpu.compile import Compiled, Refused, Scheduled
-from attngen.tune import keys as tile_keys
-from attngen.tune import tpu as tune
+from attngen.tune import keys as tile_keys, tpu as tune
 from attngen.tune.tpu import Key, Trial, Tuning, candidates, dump, load, trials
 
 SIZES = {"B": 1, "Hq": 1, "Hkv": 1, "Sq": 4096, "Sk": 4096, "D": 64, "Dv": 64}

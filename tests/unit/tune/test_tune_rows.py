@@ -15,8 +15,7 @@ from hopper_model import machine as hopper_machine
 
 import attngen
 from attngen import api, files
-from attngen.bench import race, run
-from attngen.bench import tiles as bench_tiles
+from attngen.bench import race, run, tiles as bench_tiles
 from attngen.bench.tiles import Bench
 from attngen.cli import gpu
 from attngen.cli.main import main
@@ -29,9 +28,7 @@ from attngen.plan.tiles.hopper_trials import Row, Rows, first_round, fits, rows_
 from attngen.plan.tiles.portable import Tile
 from attngen.runtime.exported import host
 from attngen.runtime.loader import execute
-from attngen.tune import ahead, gpu_file, tables
-from attngen.tune import gpu as tune
-from attngen.tune import keys as tile_keys
+from attngen.tune import ahead, gpu as tune, gpu_file, keys as tile_keys, tables
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))

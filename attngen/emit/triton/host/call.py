@@ -22,8 +22,7 @@ from attngen.emit.triton.portable.param_gradients import GradientView
 from attngen.ir import printing
 from attngen.ir.attention import Param
 from attngen.ir.nodes import SIZES, Symbol
-from attngen.ir.walk import params as read_params
-from attngen.ir.walk import symbols
+from attngen.ir.walk import params as read_params, symbols
 from attngen.plan.ints.facts import ScaleUse, scale_use
 from attngen.plan.kernel import KernelPlan
 

@@ -6,6 +6,7 @@ Takes the plan and the spec of the whole, and its pieces; returns the source of 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -21,8 +22,7 @@ from attngen.ir.attention import Attention, Param
 from attngen.ir.nodes import Expr, Load, Symbol, Type
 from attngen.ir.pieces import Piece
 from attngen.ir.rounded import varies
-from attngen.ir.walk import params as read_params
-from attngen.ir.walk import symbols, transform
+from attngen.ir.walk import params as read_params, symbols, transform
 from attngen.part_sums import readable_term, uncounted
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.segments import Segment
@@ -42,23 +42,16 @@ _OPTIONS = (
 _ARGUMENTS = frozenset(
     {*_PLACED, "cu_seqlens_q", "cu_seqlens_k", "out", "lse", "d_out", "d_lse", "accumulate", "q_range", "k_range"}
 )
-_MERGED = (
-    "def _merged(parts):",
-    "    shares, lse = _shares([own for _, own in parts])",
-    "    return functools.reduce(torch.add, (out * _beside(x) for (out, _), x in zip(parts, shares))), lse",
-)
-_ADDED = ("def _merged(parts):", "    return functools.reduce(torch.add, (out for out, _ in parts)), parts[0][1]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceFileView:
-    """Names and lines of the host's functions. `read`: params that a piece reads. `given`: all params by name, as a
-    dict. `function`: that of pieces with one number for all sequences; `each_lines`: others. `stretches`: where the
-    plan's are, `any` and `all`."""
+    """Names and lines of the file's functions of pieces. `given`: all params by name, as a dict. `stretches`: where the
+    plan's are, `any` and `all`, if they are known. `knows`: arguments of the runtime's `Pieces`; `looks`: of `Visits`.
+    """
 
     name: str
-    numbers: Lines
-    read: Lines
+    forward: bool
     # signatures
     place: Lines
     placed: str
@@ -67,24 +60,16 @@ class PieceFileView:
     given: str
     own_options: str
     host_keywords: str
-    # lines
     packed_doc: str
-    merge_lines: Lines
+    # what the runtime calls
     own_lines: Lines
-    offset_lines: Lines
-    seed_lines: Lines
-    row_lines: Lines
-    function: str
-    each_lines: Lines
-    templates: Lines
-    # the backward pass
-    outputs: str
-    # which pairs matter
     mask_lines: Lines
     size_lines: Lines
     mask: str
-    stretches: tuple[str, str]
-    count_lines: Lines
+    stretches: Lines
+    # what is registered
+    knows: Lines
+    looks: Lines
 
 
 def pieces_module(spec: Attention, plan: KernelPlan, pieces: dict[str, Piece], *, forward: bool) -> str:
@@ -110,12 +95,11 @@ def _view(spec: Attention, plan: KernelPlan, pieces: dict[str, Piece], *, forwar
     in_term = () if term is None else read_params(term)
     finish = _keywords(params, in_term)
     at_visits = _keywords(params, ())
-    sums = spec.normalizer.sums
-    solved = not _reads_rows(spec, plan)
+    known = not _unknown(spec)
+    solved = known and not _reads_rows(spec, plan)
     return PieceFileView(
         name=spec.name,
-        numbers=piece.numbers,
-        read=read,
+        forward=forward,
         place=_PLACE,
         placed=f"({', '.join(_PLACED)})",
         keywords=_keywords(params, read),
@@ -124,31 +108,18 @@ def _view(spec: Attention, plan: KernelPlan, pieces: dict[str, Piece], *, forwar
         own_options="".join(f", {x}" for x in finish),
         host_keywords="".join(f", {x}" for x in ("*", *at_visits)) if at_visits else "",
         packed_doc=_PACKED_DOC if "_each" in pieces else "The four numbers are the same for all sequences.",
-        merge_lines=_MERGED if sums else _ADDED,
-        own_lines=own_lines(spec, term, "host.element_at"),
-        offset_lines=_offset_lines(spec),
-        seed_lines=_seed_lines(spec),
-        row_lines=_row_lines(spec, piece, read),
-        function=f"_{spec.name}_piece",
-        each_lines=_each_lines(spec.name) if "_each" in pieces else (_NOT_EACH,),
-        templates=tuple(
-            f"pieces/{name}.py.j2" for name in ("backward", "visits") if not (forward and name == "backward")
-        ),
-        outputs=_outputs(sums=sums),
+        own_lines=() if term is None else own_lines(spec, term, refuse="_attention.refuse", element="host.element_at"),
         mask_lines=_mask_lines(spec),
         size_lines=_size_lines(spec),
-        mask=host_expressions.torch(spec.mask, _names(spec, plan, "queries", "keys")),
-        stretches=(_ends(spec, plan, plan.keys.any), _ends(spec, plan, plan.keys.all)) if solved else ("()", "()"),
-        count_lines=("return None",) if _unknown(spec) else (*_KNOWN, *(_SOLVED if solved else _LOOKED_AT)),
+        mask=host_expressions.torch(spec.mask, _names(spec, plan, "queries", "keys")) if known else "",
+        stretches=(_ends(spec, plan, plan.keys.any), _ends(spec, plan, plan.keys.all)) if solved else (),
+        knows=_knows(spec, piece, read, each="_each" in pieces, term=term is not None),
+        looks=(*(("_setting", "_allowed") if known else ()), *(("_stretches",) if solved else ())),
     )
 
 
 _PACKED_DOC = (
     "Tensors are (B, H, S, D), or packed with cu_seqlens_q. The numbers may be int32 tensors, one for each sequence."
-)
-_NOT_EACH = (
-    '_refuse("packed pieces, and numbers for each sequence, need a file with the geometries packed and pieces, of a '
-    'spec without params that have an element for each row")'
 )
 
 
@@ -157,91 +128,40 @@ def _keywords(params: tuple[ParamView, ...], required: Iterable[str]) -> Lines:
     return tuple(f"{p.keyword}: {p.public_annotation}{'' if p.keyword in needed else ' | None = None'}" for p in params)
 
 
-def _row_lines(spec: Attention, piece: Piece, read: Lines) -> Lines:
-    """To params with an element for each row, a sequence without rows has one row, of which the piece has none."""
-    lengths = {"Sq": "place.numbers[2]", "Sk": "place.numbers[3]"}
-    lines: list[str] = []
-    found: set[str] = set()
-    for p in spec.params:
-        sizes = [d.id if isinstance(d, Symbol) and d.id in lengths else "" for d in p.shape]
-        if p.name in read and any(sizes):
-            found |= {*sizes} - {""}
-            dims = ", ".join(lengths.get(size, "None") for size in sizes)
-            lines.append(f'given["{p.name}"] = _over_rows(given["{p.name}"], {dims})')
-    for size, name in zip(("Sq", "Sk"), piece.numbers[2:4], strict=True):
-        if size in found:
-            lines.append(f'numbers["{name}"] = numbers["{name}"] or 1')
-    return tuple(lines)
-
-
-def _seed_lines(spec: Attention) -> Lines:
-    if spec.dropout is None:
-        return ()
-    return (
-        "if place.dropout_seed is None:",
-        '    _refuse("dropout_seed is missing: all pieces of a call draw from the same one")',
-    )
-
-
-def _each_lines(name: str) -> Lines:
-    return (
-        "ends = place.cu_seqlens_q",
-        "count = operands[0].shape[0] if ends is None else ends.numel() - 1",
-        "for n, x in numbers.items():",
-        "    if not (isinstance(x, Tensor) and x.dim()):",
-        "        numbers[n] = torch.full((count,), x, dtype=torch.int32, device=operands[0].device)",
-        "if ends is None:",
-        f"    return _{name}_each(*operands, **given, **numbers, **more)",
-        f"return _{name}_varlen_each(*operands, **given, **numbers, **more, cu_seqlens_q=ends, "
-        "cu_seqlens_k=place.cu_seqlens_k)",
-    )
-
-
-def _outputs(*, sums: bool) -> str:
-    out = "own[:1], (d_out.to(own[0].dtype),)"
-    return f"({out}) if d_lse is None else (own, (d_out.to(own[0].dtype), d_lse))" if sums else out
-
-
-# ---------------------------------------------------------------- the denominator's own term
-
-
-def _offset_lines(spec: Attention) -> Lines:
-    """Heads and sequences that the spec counts are those of the whole."""
-    found: list[str] = []
+def _knows(spec: Attention, piece: Piece, read: Lines, *, each: bool, term: bool) -> Lines:
+    """Arguments of the runtime's `Pieces`, after the attention."""
+    lengths = ("Sq", "Sk")
+    axes = {
+        p.name: tuple(d.id if isinstance(d, Symbol) and d.id in lengths else "" for d in p.shape)
+        for p in spec.params
+        if p.name in read
+    }
+    rows = [f"    {name!r}: {own!r}," for name, own in axes.items() if any(own)]
+    whole: list[str] = []
     for name, why in uncounted(spec).items():
-        number = f"place.numbers[{_PLACED.index(name)}]"
-        found += [f"if isinstance({number}, Tensor) or {number} != 0:", f'    _refuse("{why}")']
-    return tuple(found)
+        first, *more = map(repr, textwrap.wrap(why, 100, drop_whitespace=False))
+        whole += [f"    {_PLACED.index(name)}: {first}", *(f"    {x}" for x in more)]
+        whole[-1] += ","
+    found = (
+        f"_{spec.name}_piece",
+        f"numbers={piece.numbers!r}",
+        *((f"each=_{spec.name}_each", f"packed=_{spec.name}_varlen_each") if each else ()),
+        *(() if spec.normalizer.sums else ("sums=False",)),
+        *(("draws=True",) if spec.dropout is not None else ()),
+        *(("own_term=_own_term",) if term else ()),
+    )
+    return (
+        *(f"{x}," for x in found),
+        *(("read=(", *(f"    {x!r}," for x in read), "),") if read else ()),
+        *(("rows={", *rows, "},") if rows else ()),
+        *(("whole={", *whole, "},") if whole else ()),
+    )
 
 
 # ---------------------------------------------------------------- which pairs matter
 
 
 _OF_INDEX = {"b": "B", "h": "Hq", "hkv": "Hkv"}
-_KNOWN = (
-    "found = _setting(Sq, Sk, params)",
-    "if found is None:",
-    "    return None",
-    "queries = torch.arange(*q_range).reshape(1, 1, -1, 1)",
-    "area = queries.numel() * (k_range[1] - k_range[0])",
-)
-_SOLVED = (
-    "size, own = found",
-    "some, every = _stretches(queries, size, own)",
-    "least, most = _covered(every, k_range), _covered(some, k_range)",
-    "if area > _MOST_PAIRS or bool((least == most).all()):",
-    "    return least, most",
-    "exact = _by_pairs(queries, k_range, size, own)",
-    "return exact, exact",
-)
-_LOOKED_AT = (
-    "if area > _MOST_PAIRS:",
-    "    return None",
-    "exact = _by_pairs(queries, k_range, *found)",
-    "return exact, exact",
-)
-
-
 _AS = {Type.INT: "long", Type.FLOAT: "float"}
 
 
