@@ -161,7 +161,8 @@ class Pieces:
         count = operands[0].shape[0] if ends is None else ends.numel() - 1
         for name, x in numbers.items():
             if not (isinstance(x, Tensor) and x.dim()):
-                numbers[name] = torch.full((count,), x, dtype=torch.int32, device=operands[0].device)
+                number: Any = x
+                numbers[name] = torch.full((count,), number, dtype=torch.int32, device=operands[0].device)
         if ends is None:
             return self.each(*operands, **given, **numbers, **more)
         return self.packed(*operands, **given, **numbers, **more, cu_seqlens_q=ends, cu_seqlens_k=place.cu_seqlens_k)
