@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from gpu.tables import NO_ROWS
 
 import attngen
 
@@ -33,18 +34,18 @@ def qkv(S: int, D: int, *, H: int = 4, seed: int = 0) -> list[torch.Tensor]:
 def test_copy_engine_and_pointers_give_the_same_bits(S: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the portable kernels: those of one chip have no other way."""
     kernel = attngen.compile(EXAMPLES / "alibi.attn")
-    monkeypatch.setattr(module_of(kernel), "HOPPER", {})
-    module_of(kernel)._READY.clear()
+    monkeypatch.setattr(module_of(kernel), "HOPPER", NO_ROWS)
+    module_of(kernel)._attention.ready.clear()
     q, k, v = qkv(S, 64)
     slope = torch.rand(4, device="cuda", requires_grad=True)
     results = []
     for tma in (True, False):
         if not tma:
-            monkeypatch.setattr(module_of(kernel), "_has_tma", lambda *_: False)
-            module_of(kernel)._READY.clear()
+            monkeypatch.setattr(module_of(kernel).host, "has_tma", lambda *_: False)
+            module_of(kernel)._attention.ready.clear()
         out = kernel(q, k, v, slope=slope)
         results.append((out, *torch.autograd.grad(out.float().square().sum(), (q, k, v, slope))))
-    module_of(kernel)._READY.clear()
+    module_of(kernel)._attention.ready.clear()
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gpu.tables import NO_ROWS
 from property.drawn import ATOMS, SCORES, mask_values, spec
 
 import attngen
@@ -74,7 +75,7 @@ def test_gradients(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for portable in (False, False, True):
         if portable:
             for name in own:
-                monkeypatch.setattr(module, name, {})
+                monkeypatch.setattr(module, name, NO_ROWS)
             module._attention.ready.clear()
         poison = [torch.full_like(x, float("nan")) for x in (*leaves, *leaves, d_out)]
         del poison

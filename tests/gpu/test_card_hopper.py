@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gpu.tables import NO_ROWS
 
 import attngen
 from attngen import reference
@@ -65,7 +66,7 @@ def both(
     found = []
     for portable in (False, False, True):
         if portable:
-            monkeypatch.setattr(module, "HOPPER", {})
+            monkeypatch.setattr(module, "HOPPER", NO_ROWS)
             module._attention.ready.clear()
         poison = [torch.full((*q.shape[:3], v.shape[3]), math.nan, device="cuda", dtype=q.dtype) for _ in range(4)]
         del poison
@@ -128,7 +129,7 @@ def test_a_thousand_runs_give_the_same_bits() -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v = (torch.randn(2, 4, 1500, 128, generator=generator, device="cuda").bfloat16() for _ in range(3))
     out, lse = kernel(q, k, v, return_lse=True)
-    assert module_of(kernel)._hopper(module_of(kernel).HOPPER, q, k, v) is not None
+    assert module_of(kernel).hopper_row(module_of(kernel).HOPPER, q, k, v) is not None
     for _ in range(1000):
         again, lse_again = kernel(q, k, v, return_lse=True)
         assert torch.equal(out, again) and torch.equal(lse, lse_again)
@@ -143,7 +144,7 @@ def test_it_differentiates_as_the_portable_one(monkeypatch: pytest.MonkeyPatch) 
     found = []
     for portable in (False, True):
         if portable:
-            monkeypatch.setattr(module, "HOPPER", {})
+            monkeypatch.setattr(module, "HOPPER", NO_ROWS)
             module._attention.ready.clear()
         out = kernel(q, k, v, slope=leaves[3])
         found.append(torch.autograd.grad(out.float().square().sum(), leaves))
@@ -218,7 +219,7 @@ def check_gradients(kernel: attngen.Kernel, dims: tuple[int, int], lengths: Sequ
 def test_its_gradients_are_those_of_the_definition(name: str, dims: tuple[int, int]) -> None:
     kernel = compiled(name)
     leaves, _ = drawn((4, 2), (16, 16), dims, torch.bfloat16, 1, 0)
-    assert module_of(kernel)._hopper(module_of(kernel).HOPPER_BACKWARD, *leaves[:3]) is not None
+    assert module_of(kernel).hopper_row(module_of(kernel).HOPPER_BACKWARD, *leaves[:3]) is not None
     check_gradients(kernel, dims, [(333, 333), (130, 130)] if name == "documents" else [(200, 333), (270, 130)])
 
 
@@ -257,7 +258,7 @@ def test_its_gradients_are_those_of_the_portable_kernels(
             found = []
             for portable in (False, False, True):
                 if portable:
-                    monkeypatch.setattr(module, "HOPPER_BACKWARD", {})
+                    monkeypatch.setattr(module, "HOPPER_BACKWARD", NO_ROWS)
                     module._attention.ready.clear()
                 poison = [torch.full_like(x, math.nan) for x in (*leaves, *leaves)]
                 del poison
@@ -357,7 +358,7 @@ def test_the_two_kernels_give_the_gradients_of_the_portable_ones(
             found = []
             for portable in (False, False, True):
                 if portable:
-                    monkeypatch.setattr(module, "HOPPER_APART", {})
+                    monkeypatch.setattr(module, "HOPPER_APART", NO_ROWS)
                     module._attention.ready.clear()
                 poison = [torch.full_like(x, math.nan) for x in (*leaves, *leaves)]
                 del poison
@@ -379,7 +380,7 @@ def test_dq_sums_the_gradients_of_params(name: str, monkeypatch: pytest.MonkeyPa
     found = []
     for portable in (False, False, True):
         if portable:
-            monkeypatch.setattr(module, "HOPPER_APART", {})
+            monkeypatch.setattr(module, "HOPPER_APART", NO_ROWS)
             module._attention.ready.clear()
         out = kernel(*leaves, **learned)
         found.append(torch.autograd.grad(out.float().square().sum(), [*leaves, *learned.values()]))

@@ -42,7 +42,7 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slope: torch.Tensor
 
 
 def splits(kernel: attngen.Kernel) -> list[int]:
-    ready = [launches for known in module_of(kernel)._READY.values() for launches in known.forward.values()]
+    ready = [launches for known in module_of(kernel)._attention.ready.values() for launches in known.forward.values()]
     return [max(getattr(step, "scalars", {}).get("pieces", 0) for step in launches) for launches in ready]
 
 
@@ -51,7 +51,7 @@ def splits(kernel: attngen.Kernel) -> list[int]:
 @pytest.mark.parametrize("rows", [1, 7, 16, 50])
 def test_short_queries_are_right_and_split(rows: int, D: int, dtype: torch.dtype) -> None:
     kernel = attngen.compile(EXAMPLES / "causal.attn")
-    module_of(kernel)._READY.clear()
+    module_of(kernel)._attention.ready.clear()
     q, k, v = qkv(rows, 3001, D, dtype=dtype)
     found = kernel(q, k, v)
     assert splits(kernel)[0] > 1
@@ -68,7 +68,7 @@ def test_copy_engine_and_pointers_give_the_same_bits(monkeypatch: pytest.MonkeyP
     one = kernel(q, k, v, slope=slope)
     want = dense(q, k, v, slope)
     assert ((one.double() - want).norm() / want.norm()).item() < 1e-2
-    monkeypatch.setattr(module, "_has_tma", lambda *_: False)
+    monkeypatch.setattr(module.host, "has_tma", lambda *_: False)
     module._attention.ready.clear()
     assert torch.equal(kernel(q, k, v, slope=slope), one)
     module._attention.ready.clear()
@@ -131,7 +131,7 @@ def test_compiled_whole() -> None:
 
 def test_long_queries_are_not_split() -> None:
     kernel = attngen.compile(EXAMPLES / "causal.attn")
-    module_of(kernel)._READY.clear()
+    module_of(kernel)._attention.ready.clear()
     kernel(*qkv(2048, 2048))
     kernel(*qkv(1, 100))
     assert splits(kernel) == [0, 0]

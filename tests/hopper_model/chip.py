@@ -82,6 +82,7 @@ class Barrier:
 class Barriers:
     def __init__(self, count: int):
         self.all = [Barrier(self, i) for i in range(count)]
+        self.shape = (count, 1)
 
     def index(self, i: Any) -> Barrier:
         assert 0 <= int(i) < len(self.all)
@@ -169,6 +170,7 @@ class Shared:
 
     def __init__(self, values: np.ndarray):
         self.values = values
+        self.shape = values.shape
 
     @property
     def dtype(self) -> np.dtype:

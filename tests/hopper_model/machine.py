@@ -282,18 +282,18 @@ def await_change(pointer: Pointer) -> None:
     task.looked[place] = int(pointer.load())
 
 
-def await_turn(turns: Pointer, turn: Any) -> None:
+def await_parts(counted: Pointer, count: Any) -> None:
     wait(
-        lambda: f"turn {int(turn)} of dQ's tile {int(turns.offset)}, at which it is turn {int(turns.load())}",
-        lambda: int(turns.load()) == int(turn),
+        lambda: f"part {int(count)} of dQ's tile {int(counted.offset)}, which has had {int(counted.load())}",
+        lambda: int(counted.load()) == int(count),
     )
-    own().take(cell(turns))
+    own().take(cell(counted))
 
 
-def pass_turn(turns: Pointer, turn: Any) -> None:
+def note_parts(counted: Pointer, count: Any) -> None:
     pause()
-    own().give(cell(turns))
-    turns.store(turn)
+    own().give(cell(counted))
+    counted.store(count)
     pause()
 
 
@@ -314,8 +314,8 @@ ASSEMBLY: dict[str, Callable[..., Any]] = {
     "rescaled": lambda acc, rescale: acc * rescale[:, :1],
     "barrier_arrive": arrive,
     "barrier_sync": meet,
-    "await_turn": await_turn,
-    "pass_turn": pass_turn,
+    "await_parts": await_parts,
+    "note_parts": note_parts,
     "packed": packed,
     "unpacked": unpacked,
     "unpacked_wide": lambda pairs, dtype, layout: unpacked(pairs, dtype, layout).to(np.float32),

@@ -349,13 +349,14 @@ def test_other_rows_of_the_table(what: str) -> None:
     assert all(e <= 8e-3 for e in errors.values()), errors
 
 
-GIVEN_BACK = "sm90.barrier_arrive(rings.k.FREE + stage, 288, 4)"
+GIVEN_BACK = "sm90.release(rings.k, step)"
 LAST_PRODUCT = "dv, p, dk, slopes = warpgroup_mma_wait(0, deps=(dv_token, p, dk_token, slopes))"
-DS_GIVEN_BACK = "mbarrier.arrive(rings.ds.FREE.index(stage), count=1)"
-NEXT_ITEM = "        item = sm90.next_item(rings.note, round, 4)\n"
-KEYS_GIVEN_BACK = "        mbarrier.arrive(rings.k.FREE, count=1)\n"
+DS_GIVEN_BACK = "mbarrier.arrive(rings.ds.free.index(place), count=1)"
+NEXT_ITEM = "        item = sm90.next_item(rings.notes, round, 4)\n"
+KEYS_GIVEN_BACK = "        mbarrier.arrive(rings.k.free, count=1)\n"
 KEYS_THERE = "        mbarrier.wait(rings.k.ready, round & 1)\n"
 DQ_DONE = "dq = warpgroup_mma_wait(0, deps=(dq_token,))"
+DS_THERE = "barrier_sync(rings.ds.stored + place, rings.ds.threads, 4)"
 FAULTS = {
     "the copy engine reads before a fence": (256, ("    fence_async_shared()\n    BARRIER()", "    pass")),
     "keys are given back before dQ's product": (
@@ -366,8 +367,8 @@ FAULTS = {
     "dO is read before it is there": (
         256,
         (
-            "        mbarrier.wait(rings.d_out.ready.index(stage), phase)\n        dp_token",
-            "        dp_token",
+            "        place = sm90.await_tile(rings.d_out, turn)\n        dp_token",
+            "        place = turn % 2\n        dp_token",
         ),
     ),
     "scores are read before they are waited for": (
@@ -379,10 +380,13 @@ FAULTS = {
     ),
     "weights are handed over where others may still be read": (
         256,
-        ("    if turn >= AHEAD:\n        barrier_sync(ring.FREE + place, 256, 4)\n", ""),
+        ("    if turn >= PLACES:\n        barrier_sync(handover.free + place, handover.threads, 4)\n", ""),
     ),
-    "weights are taken before they are handed over": (256, ("    barrier_sync(ring.ready + place, 256, 4)\n", "")),
-    "nobody gives a tile of queries back": (256, ("sm90.barrier_arrive(rings.q.FREE + here, 288, 4)", "pass")),
+    "weights are taken before they are handed over": (
+        256,
+        ("    barrier_sync(handover.stored + place, handover.threads, 4)\n", ""),
+    ),
+    "nobody gives a tile of queries back": (256, ("sm90.release(rings.q, turn + step)", "pass")),
     "an item's keys are given back at its start": (
         128,
         (KEYS_GIVEN_BACK, ""),
@@ -398,19 +402,19 @@ FAULTS = {
     "the next values come before dV is copied": (
         128,
         (
-            "            tma.store_wait(0)\n        mbarrier.arrive(rings.v.FREE, count=1)\n",
-            "        mbarrier.arrive(rings.v.FREE, count=1)\n",
+            "            tma.store_wait(0)\n        mbarrier.arrive(rings.v.free, count=1)\n",
+            "        mbarrier.arrive(rings.v.free, count=1)\n",
         ),
     ),
     "dS is not waited for": (
         128,
-        ("barrier_sync(rings.ds.ready + stage, 384, 4)", "barrier_arrive(rings.ds.ready + stage, 384, 4)"),
+        (DS_THERE, DS_THERE.replace("barrier_sync", "barrier_arrive")),
     ),
     "dS of what is passed over is what was there": (128, (".store(no_ds)", ".load()")),
     "a half walks the other's queries": (128, ("BK // 2 if SHARE == 2 else 0", "BK // 2 if SHARE == 1 else 0")),
     "dS is stored where dQ's product may still read": (
         128,
-        ("    mbarrier.wait(rings.ds.FREE.index(place), (turn // DS_STAGES & 1) ^ 1)\n", ""),
+        ("    mbarrier.wait(ds.free.index(place), (turn // PLACES & 1) ^ 1)\n", ""),
     ),
     "dS is given back under dQ's product": (
         128,
@@ -419,7 +423,7 @@ FAULTS = {
     ),
     "a product reads dS without a fence": (
         128,
-        ("    fence_async_shared()\n    sm90.barrier_arrive(rings.ds", "    sm90.barrier_arrive(rings.ds"),
+        ("    fence_async_shared()\n    barrier_arrive(ds.stored", "    barrier_arrive(ds.stored"),
     ),
     "keys are given back before dQ's last product": (
         128,
@@ -429,32 +433,32 @@ FAULTS = {
     "all of dS lies in one place": (
         128,
         (
-            "rings.ds.tiles.index(PART * DS_STAGES + place + again).store(ds)",
-            "rings.ds.tiles.index(PART * DS_STAGES + again).store(ds)",
+            "ds.tiles.index(first + place).store(slopes)",
+            "ds.tiles.index(first).store(slopes)",
         ),
     ),
     "queries are fetched where others may still be read": (
         128,
-        ("    if turn >= STAGES:\n        barrier_sync(ring.FREE + stage, 288, 1)\n    return", "    return"),
+        ("    if turn >= PLACES:\n        barrier_sync(ring.free + place, ring.threads, 1)\n    return", "    return"),
     ),
     "nobody comes for the last places of queries": (
         128,
-        ("\n        barrier_sync(ring.FREE + (turn - 1 - last) % STAGES, 288, 1)\n", "\n        pass\n"),
+        ("\n        barrier_sync(ring.free + (turn - 1 - last) % PLACES, ring.threads, 1)\n", "\n        pass\n"),
     ),
     "dO of a tile is not waited for": (
         128,
-        ("mbarrier.wait(rings.d_out.ready.index(stage), turn // STAGES & 1)", "pass"),
+        ("        sm90.await_tile(rings.d_out, turn)\n", "        pass\n"),
     ),
     "a tile of queries is given back under its last product": (
         128,
         (
-            f"{LAST_PRODUCT}\n    sm90.barrier_arrive(rings.q.FREE + stage, 288, 4)",
-            f"sm90.barrier_arrive(rings.q.FREE + stage, 288, 4)\n    {LAST_PRODUCT}",
+            f"{LAST_PRODUCT}\n    sm90.release(rings.q, turn)",
+            f"sm90.release(rings.q, turn)\n    {LAST_PRODUCT}",
         ),
     ),
     "nobody tells that a part of dQ is added": (
         128,
-        ("mbarrier.arrive(turns.added.index(turn % config.TURNS), count=1)", "pass"),
+        ("sm90.tell_step(adding.added, turn)", "pass"),
     ),
     "the next item is not waited for": (
         128,
@@ -476,13 +480,13 @@ FAULTS = {
     ),
     "dK is stored where dQ's product may still read dS": (
         128,
-        ("mbarrier.wait(rings.ds.FREE.index(place), (used & 1) ^ 1)", "pass"),
+        ("mbarrier.wait(ds.free.index(place), (used & 1) ^ 1)", "pass"),
     ),
     "parts of dQ wait for a turn that is never passed": (
         128,
         (
-            "sm90.pass_turn(cells + _place(step, first, stop, back), order + 1)",
-            "sm90.pass_turn(cells + _place(step, first, stop, back), order)",
+            "sm90.note_parts(cells + _place(step, first, stop, back), order + 1)",
+            "sm90.note_parts(cells + _place(step, first, stop, back), order)",
         ),
     ),
 }

@@ -247,60 +247,45 @@ def test_a_wrong_list_is_seen(what: str) -> None:
     assert not error <= 1e-3
 
 
-SCORES = "qk = warpgroup_mma_wait(1, deps=(qk_token,))\n"
-VALUES_THERE = "        mbarrier.wait(v_ring.ready.index(v_stage), v_phase)\n"
-KEYS_GIVEN_BACK = "        sm90.barrier_arrive(k_ring.FREE + stage, config.SHARE, 4)\n"
-VALUES_GIVEN_BACK = "        sm90.barrier_arrive(v_ring.FREE + v_stage, config.SHARE, 4)\n"
-HOLD_BACK = "        sm90.pin_order(n_steps)\n"
-QUERIES_THERE = "        mbarrier.wait(q_ring.ready.index(PART), round & 1)\n"
-QUERIES_GIVEN_BACK = "sm90.barrier_arrive(q_ring.FREE + PART, 160, 4)\n"
-TURN = "if config.ORDERED:\n            sm90.barrier_sync(config.ORDER + PART, 256, 4)\n"
-NEXT_TURN = "if config.ORDERED:\n            sm90.barrier_arrive(config.ORDER + (PART + 1) % config.PARTS, 256, 4)\n"
-TURN_PASSED = (
-    "if config.ORDERED:\n        barrier_sync(config.ORDER + PART, 256, 4)\n"
-    "        barrier_arrive(config.ORDER + (PART + 1) % config.PARTS, 256, 4)\n"
+SCORES = "        qk = warpgroup_mma_wait(1 if config.PIPELINED else 0, deps=(qk_token,))\n"
+VALUES_THERE = "v = sm90.arrived(rings.v, turn + step - 1, BK, config.BLOCK_DV)"
+VALUES_PERHAPS = "v = rings.v.tiles.index((turn + step - 1) % rings.v.ready.shape[0]).reshape([BK, config.BLOCK_DV])"
+KEYS_GIVEN_BACK = "        sm90.release(rings.k, turn + step)\n"
+VALUES_GIVEN_BACK = "            sm90.release(rings.v, turn + step - 1)\n"
+HOLD_BACK = "            sm90.pin_order(n_steps)\n"
+QUERIES_THERE = "        mbarrier.wait(rings.q.ready.index(PART), round & 1)\n"
+QUERIES_GIVEN_BACK = (
+    '    if config.OUT_APART and config.SCHEDULE != "once":\n'
+    "        sm90.release(rings.q, PART)  # the next queries arrive during the last product\n"
 )
-FIRST_TURN = "    if config.ORDERED and PART == config.PARTS - 1:\n        sm90.barrier_arrive(config.ORDER, 256, 4)\n"
+QUERIES_GIVEN_BACK_EARLY = (
+    (QUERIES_GIVEN_BACK, ""),
+    (QUERIES_THERE + "        q = ", f"{QUERIES_THERE}        sm90.release(rings.q, PART)\n        q = "),
+)
+MAY_START = "        sm90.await_products(config.ORDER, PART)\n"
+NEXT_MAY_START = "        sm90.pass_products(config.ORDER, (PART + 1) % config.PARTS)\n"
 FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
     "keys are given back under the product": (
         128,
-        ((SCORES + KEYS_GIVEN_BACK, SCORES), (VALUES_THERE, KEYS_GIVEN_BACK + VALUES_THERE)),
+        ((SCORES + KEYS_GIVEN_BACK, SCORES), (NEXT_MAY_START, KEYS_GIVEN_BACK + NEXT_MAY_START)),
     ),
     "values are given back under the product": (
         128,
         ((VALUES_GIVEN_BACK, ""), (HOLD_BACK, VALUES_GIVEN_BACK + HOLD_BACK)),
     ),
-    "values are not waited for": (128, ((VALUES_THERE, ""),)),
+    "values are not waited for": (128, ((VALUES_THERE, VALUES_PERHAPS),)),
     "scores are read before they are waited for": (
         64,
-        (("qk = warpgroup_mma_wait(0, deps=(qk_token,))", "qk = warpgroup_mma_wait(1, deps=(qk_token,))"),),
+        ((SCORES, SCORES.replace("1 if config.PIPELINED else 0", "1")),),
     ),
     "nobody gives keys back": (64, ((KEYS_GIVEN_BACK, ""),)),
-    "the phase of the values is the other one": (
+    "the phase of a tile is the other one": (
         64,
-        (("mbarrier.wait(v_ring.ready.index(stage), phase)", "mbarrier.wait(v_ring.ready.index(stage), phase ^ 1)"),),
+        (("turn // PLACES & 1)\n    return place", "(turn // PLACES & 1) ^ 1)\n    return place"),),
     ),
     "queries are not waited for": (128, ((QUERIES_THERE + "        q = ", "        q = "),)),
-    "queries are given back while they are read": (
-        128,
-        (
-            (
-                f"  # the next queries arrive during the last product\n        {QUERIES_GIVEN_BACK}",
-                "\n        pass\n",
-            ),
-            (QUERIES_THERE + "        q = ", f"{QUERIES_THERE}        {QUERIES_GIVEN_BACK}        q = "),
-        ),
-    ),
-    "queries are given back while they are read, by one of three": (
-        64,
-        (
-            (
-                f'    if config.OUT_APART and config.SCHEDULE != "once":\n        {QUERIES_GIVEN_BACK}    return',
-                "    return",
-            ),
-            (QUERIES_THERE + "        q = ", f"{QUERIES_THERE}        {QUERIES_GIVEN_BACK}        q = "),
-        ),
-    ),
+    "queries are given back while they are read": (128, QUERIES_GIVEN_BACK_EARLY),
+    "queries are given back while they are read, by one of three": (64, QUERIES_GIVEN_BACK_EARLY),
     "results are copied without a fence": (128, ((".store(out)\n    fence_async_shared()", ".store(out)"),)),
     "a result is stored over one on its way": (
         128,
@@ -311,26 +296,24 @@ FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
     "a result goes where the next item's does": (128, (("(round - 1 & 1)", "(round & 1)"),)),
     "the next item is told before the last was read": (
         128,
-        (("if round > 0:\n                        sm90.barrier_sync(q_ring.FREE + part, 160, 1)\n", "pass\n"),),
+        (("sm90.await_place(rings.q, part, round)\n                    if", "if"),),
     ),
-    "nobody has the first turn": (64, ((FIRST_TURN, ""),)),
-    "a warpgroup does not wait for its turn": (
-        128,
-        ((f"        {TURN}        qk_token = ", "        qk_token = "),),
-    ),
-    "a warpgroup keeps its turn": (128, ((f"        {NEXT_TURN}", ""),)),
-    "a warpgroup keeps its turn, of three": (64, ((f"        {NEXT_TURN}", ""),)),
-    "who lets a tile go by takes no turn": (64, ((f"    {TURN_PASSED}", ""),)),
-    "nobody takes the last turn": (
+    "nobody may start first": (
         64,
-        (("    if config.ORDERED and PART == 0:\n        sm90.barrier_sync(config.ORDER, 256, 4)\n", ""),),
+        (("    if PART == config.PARTS - 1:\n        sm90.pass_products(config.ORDER, 0)\n", ""),),
     ),
+    "a warpgroup starts out of order": (128, ((MAY_START + "        qk_token = ", "        qk_token = "),)),
+    "a warpgroup lets nobody start": (128, ((NEXT_MAY_START, ""),)),
+    "a warpgroup lets nobody start, of three": (64, ((NEXT_MAY_START, ""),)),
+    "who passes a tile by lets nobody start": (
+        64,
+        (("    await_products(FIRST, PART)\n    pass_products(FIRST, NEXT)\n", ""),),
+    ),
+    "nobody is there for the last": (64, ((f"    if PART == 0:\n{MAY_START}", ""),)),
 }
 """Head dim, and what is changed."""
 
-LET_GO = (
-    "    mbarrier.wait(v_ring.ready.index(stage), phase)\n    barrier_arrive(v_ring.FREE + stage, config.SHARE, 4)\n\n"
-)
+LET_GO = "    await_tile(v_ring, turn)\n    release(v_ring, turn)\n\n"
 LISTED_FAULTS: dict[str, Change] = {
     "a tile is let go before it is there": (LET_GO, LET_GO.split("\n", 1)[1]),
     "nobody gives back what was let go": (LET_GO, "\n"),

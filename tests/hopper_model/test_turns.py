@@ -60,28 +60,28 @@ OUT_OF_ORDER = {
 def test_a_wait_for_a_program_that_has_not_begun_is_a_deadlock(what: str) -> None:
     """With fewer resident programs than would have to wait for each other; with all of them it is none."""
     changes = OUT_OF_ORDER[what]
-    with pytest.raises(FaultError, match=r"deadlock: .*_await_turns waits for turn \d+ of dQ's tile \d+"):
+    with pytest.raises(FaultError, match=r"deadlock: .*_await_parts waits for part \d+ of dQ's tile \d+"):
         dq("one group of heads", Schedule(1, 0, 2), changes)
     assert torch.equal(dq("one group of heads", Schedule(ALL, 0, ALL), changes), dq("one group of heads", Schedule()))
 
 
 AWAITED, PASSED = (
-    "sm90.await_turn(cells + at, order)",
-    "sm90.pass_turn(cells + _place(step, first, stop, back), order + 1)",
+    "sm90.await_parts(cells + at, order)",
+    "sm90.note_parts(cells + _place(step, first, stop, back), order + 1)",
 )
-READY = "mbarrier.wait(turns.ready.index(turn % config.TURNS), turn // config.TURNS & 1)"
+READY = "await_step(adding.ready, turn)"
 ADDED, THERE = (
-    "mbarrier.arrive(turns.added.index(turn % config.TURNS), count=1)",
-    "barrier_sync(rings.ds.ready + stage, 384, 4)",
+    "sm90.tell_step(adding.added, turn)",
+    "barrier_sync(rings.ds.stored + place, rings.ds.threads, 4)",
 )
-TOLD = "mbarrier.wait(turns.added.index(turn % config.TURNS), turn // config.TURNS & 1)"
+TOLD = "sm90.await_step(adding.added, turn)"
 FAULTS: dict[str, tuple[str, Sequence[Change]]] = {
-    "waits for the turn before": ("deadlock|a race", [(AWAITED, "sm90.await_turn(cells + at, order - 1)")]),
-    "waits for its own part": ("deadlock", [(AWAITED, "sm90.await_turn(cells + at, order + 1)")]),
-    "waits for another head's turn": ("deadlock|a race", [(AWAITED, "sm90.await_turn(work.turns_ptr + at, order)")]),
+    "waits for the turn before": ("deadlock|a race", [(AWAITED, "sm90.await_parts(cells + at, order - 1)")]),
+    "waits for its own part": ("deadlock", [(AWAITED, "sm90.await_parts(cells + at, order + 1)")]),
+    "waits for another head's turn": ("deadlock|a race", [(AWAITED, "sm90.await_parts(work.added_ptr + at, order)")]),
     "waits for another tile's turn": (
         "deadlock|a race",
-        [(AWAITED, "sm90.await_turn(cells + gl.where(at + 1 < stop_before, at + 1, at), order)")],
+        [(AWAITED, "sm90.await_parts(cells + gl.where(at + 1 < stop_before, at + 1, at), order)")],
     ),
     "does not wait": ("a race", [(AWAITED, "pass")]),
     "adds before its turn has come": ("a race", [(READY, "pass")]),
@@ -106,6 +106,6 @@ def test_faults_of_turns_are_seen(what: str) -> None:
 
 def test_the_last_tile_has_to_pass_its_turn() -> None:
     """Nobody waits for it, but by the turn the next kernel knows that there is a part."""
-    changes = [(PASSED, f"{PASSED} if order + 1 < n_tiles else None")]
+    changes = [(PASSED, f"{PASSED} if order + 1 < (call.Sk + config.BK - 1) // config.BK else None")]
     errors, _ = gradients(text_of("causal"), DIMS, (1, 2, 1, 130, 100), changes=changes)
     assert errors["q"] == 1

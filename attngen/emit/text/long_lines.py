@@ -1,8 +1,9 @@
 """Breaks lines of generated source that are longer than 120 characters.
 
 Takes Python source, returns the same program. Code is broken inside brackets, after a comma or before an operator, as
-near to the outermost bracket as possible, and strings after a space; names that a tuple is unpacked to get brackets for
-it. Words of comments and docstrings move to the next line. The spec's own lines stay as they are.
+near to the outermost bracket as possible, and strings after a space; names that a tuple is unpacked to get brackets
+where nothing else has some. Words of comments and docstrings move to the next line. The spec's own lines stay as they
+are.
 """
 
 from __future__ import annotations
@@ -58,15 +59,17 @@ def _bracketed(line: str) -> str:
         case [ast.Return(value=value)] if value is not None:
             parts: tuple[ast.expr, ...] = (value,)
         case [ast.Assign(targets=[target], value=value)]:
-            parts = value, target
+            wide = len(line) - len(code) + (target.end_col_offset or 0) > WIDTH - 20
+            bare = isinstance(value, ast.Name | ast.Attribute | ast.Constant)
+            parts = (value, target) if wide or bare else (value,)
         case _:
             return line
     inside = [p for p in parts if isinstance(p, ast.Tuple | ast.BinOp | ast.BoolOp | ast.Compare | ast.IfExp)]
     encoded = code.encode()  # as columns are counted
     for node in inside:  # the last first
         begin, end = node.col_offset, node.end_col_offset
-        bare = node.elts[0].col_offset == begin if isinstance(node, ast.Tuple) else encoded[begin - 1 : begin] != b"("
-        if bare and end:
+        open_ = node.elts[0].col_offset == begin if isinstance(node, ast.Tuple) else encoded[begin - 1 : begin] != b"("
+        if open_ and end:
             encoded = encoded[:begin] + b"(" + encoded[begin:end] + b")" + encoded[end:]
     return line[: len(line) - len(line.lstrip())] + encoded.decode()
 

@@ -2,7 +2,7 @@
 
 Takes Python source whose assignments have no side effects (the templates make sure), returns source without those whose
 name is never read. A template may so bind `q1` or `kv_head` for every variant, and a variant that does not need them
-does not show them. Names of a tuple that a function unpacks and never reads get a `_` in front.
+does not show them. Names that a function unpacks from a tuple, or counts with, and never reads get a `_` in front.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ def without_unused_definitions(source: str) -> str:
         decorators = node.decorator_list if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
         first = min([node.lineno, *(d.lineno for d in decorators)]) - 1
         last = node.end_lineno or node.lineno
-        while isinstance(node, ast.FunctionDef | ast.ClassDef) and last < len(lines) and not lines[last]:
-            last += 1
         if last < len(lines) and lines[last].startswith('"""'):  # a constant's docstring
+            last += 1
+        alone = isinstance(node, ast.FunctionDef | ast.ClassDef) or not (first and lines[first - 1])
+        while alone and last < len(lines) and not lines[last]:
             last += 1
         del lines[first:last]
     return "\n".join(lines).rstrip("\n") + "\n" if unused else source
@@ -81,17 +82,22 @@ def _own_definition(node: ast.stmt) -> str:
 
 
 def _with_dummy_names(source: str) -> str:
-    """`source` in which the names that a function unpacks from a tuple and never reads begin with `_`."""
+    """`source` in which names that a function unpacks from a tuple, or counts with, and never reads begin with `_`."""
     lines = [line.encode() for line in source.split("\n")]
     for function in ast.parse(source).body:
         if isinstance(function, ast.FunctionDef):
             names = [n for n in ast.walk(function) if isinstance(n, ast.Name)]
             read = {n.id for n in names if isinstance(n.ctx, ast.Load)}
+            targets = [
+                node.target if isinstance(node, ast.For) else node.targets[0]
+                for node in ast.walk(function)
+                if isinstance(node, ast.For)
+                or (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple))
+            ]
             found = [
                 name
-                for node in ast.walk(function)
-                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)
-                for name in ast.walk(node.targets[0])
+                for target in targets
+                for name in ast.walk(target)
                 if isinstance(name, ast.Name) and name.id not in read and not name.id.startswith("_")
                 if isinstance(name.ctx, ast.Store)
             ]

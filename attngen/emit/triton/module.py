@@ -12,8 +12,9 @@ from typing import Any
 from attngen.emit.options import Options
 from attngen.emit.text.fold import without_dead_branches
 from attngen.emit.text.long_lines import without_long_lines
-from attngen.emit.text.prune import pruned
+from attngen.emit.text.prune import pruned, without_unused
 from attngen.emit.text.render import render
+from attngen.emit.text.unread import without_unread_parameters
 from attngen.emit.text.weights import WeightView, weight_view
 from attngen.emit.torch_shared.leaves import AXES
 from attngen.emit.triton.code.expressions import division_helpers
@@ -39,7 +40,7 @@ from attngen.emit.triton.host.header import triton_header
 from attngen.emit.triton.host.passes import BackwardKernels, backward_launches, forward_launches
 from attngen.emit.triton.host.scope import scope_view
 from attngen.emit.triton.host.tables import register_limits, row_lines, share_lines, tile_lines, tile_rows
-from attngen.emit.triton.placement import API, one_file, tidied
+from attngen.emit.triton.placement import API, fields_of_the_runtime, one_file, tidied
 from attngen.emit.triton.portable.backward import backward_view, pair_gradient, with_factors
 from attngen.emit.triton.portable.data_tests import test_view
 from attngen.emit.triton.portable.frame import Frame, frame_of
@@ -83,6 +84,7 @@ def own_part(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     if options.head_dim is not None:
         constants = by_kernel(context["fast"], context["fast_bwd"], context["apart"])
         source = without_dead_branches(source, everywhere(options.head_dim), constants)
+    source = without_unread_parameters(without_unused(source), fields_of_the_runtime())
     return without_long_lines(tidied(pruned(source)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -49,6 +50,12 @@ def sources() -> Mapping[str, str]:
     """The texts of the package's modules by name; that of the package itself is `__init__`."""
     folder = Path(runtime.__file__).parent / "exported"
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+
+
+@functools.cache
+def fields_of_the_runtime() -> frozenset[tuple[str, str]]:
+    """The fields that the runtime reads, each after the name of what it reads it of."""
+    return frozenset(re.findall(r"(?=\b(\w+)\.([A-Za-z_]\w*))", "\n".join(sources().values())))
 
 
 @functools.cache

@@ -61,7 +61,7 @@ class Cells:
 
     def kinds(self, *, listed: bool) -> dict[str, int]:
         """What they count, and how often each has `room` ints."""
-        return {"queue": 1, "turns": 1, **({"met": self.noted} if listed else {})}
+        return {"queue": 1, "added": 1, **({"met": self.noted} if listed else {})}
 
 
 @dataclass(frozen=True, slots=True)

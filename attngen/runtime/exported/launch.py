@@ -35,10 +35,11 @@ ONE_AT_A_TIME: Any = triton.__dict__.setdefault("_interpreter_turn", threading.R
 class Launch:
     """A kernel, and how calls of one layout launch it. It finds its parameters by name among a call's `values`.
 
-    `options`: constants of the kernel and of Triton. `tiles`: rows of a tile, by tensor that a descriptor reads.
-    `scalars`: more values. `buffers`: shapes and dtypes of tensors to allocate. `zeros`: shapes of float32 tensors to
-    clear. `counters`: sizes of int32 counters for later kernels; `clears`: this kernel clears them. `names`: parameters
-    that take a value of another name. `run`: launches the compiled kernel again, without Triton's lookup.
+    `options`: constants, of which the kernel may take some, and those of Triton, in small letters. `tiles`: rows of a
+    tile, by tensor that a descriptor reads. `scalars`: more values. `buffers`: shapes and dtypes of what it allocates.
+    `zeros`: shapes of float32 tensors to clear. `counters`: sizes of int32 counters for later kernels; `clears`: this
+    kernel clears them. `names`: parameters that take a value of another name. `run`: launches the compiled kernel
+    again, without Triton's lookup.
     """
 
     def __init__(
@@ -55,7 +56,8 @@ class Launch:
         clears: bool = True,
         names: dict[str, str] = NONE,
     ) -> None:
-        self.kernel, self.options, self.tiles, self.buffers, self.zeros = kernel, options, tiles, buffers, zeros
+        self.kernel, self.tiles, self.buffers, self.zeros = kernel, tiles, buffers, zeros
+        self.options = {x: value for x, value in options.items() if x in kernel.arg_names or x.islower()}
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
         self.counters = {x: sum([*counters.values()][:i]) for i, x in enumerate(counters)}  # where each begins
         self.allocate: Any = torch.empty if clears else torch.zeros

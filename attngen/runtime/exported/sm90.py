@@ -1,7 +1,7 @@
 """Gluon functions that kernels of compute capability 9.0 (H100, H200) call.
 
 From the top: barriers, rings of tiles, the queue of items, tiles in registers, the softmax in PTX, what the backward
-kernels share, sequences. A warpgroup is four warps. Of the sixteen hardware barriers Triton uses the first six.
+kernels share, sequences. Of the sixteen hardware barriers Triton uses the first six.
 """
 
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false
@@ -28,6 +28,10 @@ from .gluon import (
 )
 from .ptx import in_place, multiplied, weights_constraints, weights_ptx
 from .rows import LN2
+
+WARP = gl.constexpr(32)  # threads
+WARPGROUP = gl.constexpr(128)  # threads, of four warps
+
 
 # ---------------------------------------------------------------- barriers
 
@@ -92,71 +96,117 @@ def pin_order(n_steps):
 # ---------------------------------------------------------------- rings of tiles
 
 
-# A ring of tiles in shared memory: the tiles, an mbarrier for each that completes when the tile has arrived, and the
-# number of the first hardware barrier that tells that a place is free. PairedRing: of tiles of keys, and of pairs with
-# them.
-Ring = namedtuple("Ring", "tiles ready FREE")
-PairedRing = namedtuple("PairedRing", "tiles ready FREE pairs")
+# A ring of tiles in shared memory, each at the place of its number, modulo the number of places. `ready`: an mbarrier
+# for each place, which completes when a tile has arrived. `free`: the first hardware barrier that tells that a place is
+# free; `threads` share each: all that read tiles, and the warp that fetches them. PairedRing: of tiles of keys, and of
+# pairs with them.
+Ring = namedtuple("Ring", "tiles ready free threads")
+PairedRing = namedtuple("PairedRing", "tiles ready free threads pairs")
+
+# A pair of tiles that stays for an item: an mbarrier that completes when both have arrived, one when both are free.
+Held = namedtuple("Held", "tiles ready free")
+
+# Tiles that warpgroups hand over. `stored`: the first hardware barrier that tells that a tile is there. `free`: what
+# tells that a place is free: a number likewise, or mbarriers.
+Handover = namedtuple("Handover", "tiles stored free threads")
 
 
 @gluon.jit
-def acquire(ring, turn, STAGES: gl.constexpr):
-    """Waits until both consumers have released the place of a ring's next tile, and returns its stage."""
-    stage = turn % STAGES
-    if turn >= STAGES:
-        barrier_sync(ring.FREE + stage, 288, 1)
-    return stage
+def ring(tiles, FREE: gl.constexpr, PLACES: gl.constexpr, THREADS: gl.constexpr, ARRIVALS: gl.constexpr):
+    """A ring, a tile of which arrives ARRIVALS times."""
+    return Ring(tiles, initialized(PLACES, ARRIVALS), FREE, THREADS)
 
 
 @gluon.jit
-def fetch(desc, ring, stage, batch, head, start):
-    """Starts the copy of a tile to a place that the producer has acquired."""
-    mbarrier.expect(ring.ready.index(stage), desc.block_type.nbytes)
-    COPY_IN(desc, [batch, head, start, 0], ring.ready.index(stage), ring.tiles.index(stage))
+def acquire(ring, turn):
+    """Waits until the place of tile `turn` is free, and returns it."""
+    PLACES: gl.constexpr = ring.ready.shape[0]
+    place = turn % PLACES
+    if turn >= PLACES:
+        barrier_sync(ring.free + place, ring.threads, 1)
+    return place
 
 
 @gluon.jit
-def fetch_halves(desc, ring, batch, head, k0, round, HALF: gl.constexpr):
-    """Fetches the keys, or the values, of an item, when those of the previous item are released. Values come after the
-    first queries, because dV of the previous item is stored from their place.
+def await_place(ring, place, round):
+    """Waits until a place is free that each round fills once."""
+    if round > 0:
+        barrier_sync(ring.free + place, ring.threads, 1)
+
+
+@gluon.jit
+def fetch(desc, ring, place, box):
+    """Starts the copy of a tile to a place that the producer has acquired. `box`: where the tile begins."""
+    mbarrier.expect(ring.ready.index(place), desc.block_type.nbytes)
+    COPY_IN(desc, box, ring.ready.index(place), ring.tiles.index(place))
+
+
+@gluon.jit
+def fetch_held(desc, held, round, box, second_box):
+    """Fetches the two tiles of an item, when those of the item before are free."""
+    mbarrier.wait(held.free, (round & 1) ^ 1)
+    mbarrier.expect(held.ready, 2 * desc.block_type.nbytes)
+    COPY_IN(desc, box, held.ready, held.tiles.index(0))
+    COPY_IN(desc, second_box, held.ready, held.tiles.index(1))
+
+
+@gluon.jit
+def await_tile(ring, turn):
+    """Waits until tile `turn` has arrived, and returns its place."""
+    PLACES: gl.constexpr = ring.ready.shape[0]
+    place = turn % PLACES
+    mbarrier.wait(ring.ready.index(place), turn // PLACES & 1)
+    return place
+
+
+@gluon.jit
+def arrived(ring, turn, ROWS: gl.constexpr, COLS: gl.constexpr):
+    """Waits until tile `turn` has arrived, and returns it."""
+    return ring.tiles.index(await_tile(ring, turn)).reshape([ROWS, COLS])
+
+
+@gluon.jit
+def release(ring, turn):
+    """A warpgroup says that it has read tile `turn`."""
+    barrier_arrive(ring.free + turn % ring.ready.shape[0], ring.threads, 4)
+
+
+@gluon.jit
+def await_released(ring, turn):
+    """Waits until the last of `turn` tiles are released, so that no barrier is left incomplete."""
+    PLACES: gl.constexpr = ring.ready.shape[0]
+    for last in range(tl.minimum(turn, PLACES)):
+        barrier_sync(ring.free + (turn - 1 - last) % PLACES, ring.threads, 1)
+
+
+# ---------------------------------------------------------------- whose products are next
+
+
+@gluon.jit
+def await_products(FIRST: gl.constexpr, PART: gl.constexpr):
+    """Waits until this warpgroup may start products. FIRST: the first of the warpgroups' hardware barriers, or None
+    where they start products in any order.
     """
-    mbarrier.wait(ring.FREE, (round & 1) ^ 1)
-    mbarrier.expect(ring.ready, 2 * desc.block_type.nbytes)
-    for part in gl.static_range(2):
-        COPY_IN(desc, [batch, head, k0 + part * HALF, 0], ring.ready, ring.tiles.index(part))
+    if FIRST is not None:
+        barrier_sync(FIRST + PART, 2 * WARPGROUP, 4)
 
 
 @gluon.jit
-def load_tile(desc, ring, turn, batch, head, start, STAGES: gl.constexpr):
-    """Fetches a ring's next tile, when both consumers have released its place."""
-    stage = turn % STAGES
-    tile = ring.tiles.index(stage)
-    ready = ring.ready.index(stage)
-    if turn >= STAGES:
-        barrier_sync(ring.FREE + stage, 288, 1)
-    mbarrier.expect(ready, desc.block_type.nbytes)
-    COPY_IN(desc, [batch, head, start, 0], ready, tile)
+def pass_products(FIRST: gl.constexpr, PART: gl.constexpr):
+    """Lets the warpgroup PART start products next."""
+    if FIRST is not None:
+        barrier_arrive(FIRST + PART, 2 * WARPGROUP, 4)
 
 
 @gluon.jit
-def await_released(ring, turn, STAGES: gl.constexpr):
-    """Waits until the consumers have released the last tiles of a ring, so that no barrier is left incomplete."""
-    for last in range(tl.minimum(turn, STAGES)):
-        barrier_sync(ring.FREE + (turn - 1 - last) % STAGES, 288, 1)
-
-
-@gluon.jit
-def release_tile(turn, k_ring, v_ring, config: gl.constexpr, PART: gl.constexpr):
+def pass_by(turn, k_ring, v_ring, FIRST: gl.constexpr, PART: gl.constexpr, NEXT: gl.constexpr):
     """Releases a tile that none of this warpgroup's queries meets, as soon as it has arrived."""
-    stage = turn % config.STAGES
-    phase = turn // config.STAGES & 1
-    mbarrier.wait(k_ring.ready.index(stage), phase)
-    if config.ORDERED:
-        barrier_sync(config.ORDER + PART, 256, 4)
-        barrier_arrive(config.ORDER + (PART + 1) % config.PARTS, 256, 4)
-    barrier_arrive(k_ring.FREE + stage, config.SHARE, 4)
-    mbarrier.wait(v_ring.ready.index(stage), phase)
-    barrier_arrive(v_ring.FREE + stage, config.SHARE, 4)
+    await_tile(k_ring, turn)
+    await_products(FIRST, PART)
+    pass_products(FIRST, NEXT)
+    release(k_ring, turn)
+    await_tile(v_ring, turn)
+    release(v_ring, turn)
 
 
 # ---------------------------------------------------------------- the queue of items
@@ -192,11 +242,19 @@ def noted_item(notes, slot):
 
 
 @gluon.jit
-def next_item(note, round, WARPS: gl.constexpr):
+def publish_next(notes, round, item):
+    """The backward kernel's producer publishes the item of the next round, when all have read that of this one."""
+    place = acquire(notes, round)
+    publish(notes.tiles.index(place), item)
+    mbarrier.arrive(notes.ready.index(place), count=1)
+
+
+@gluon.jit
+def next_item(notes, round, WARPS: gl.constexpr):
     """The item that the backward kernel's producer published for the next round."""
-    mbarrier.wait(note.ready, round & 1)
-    item = tl.max(note.tiles.load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
-    barrier_arrive(note.FREE, 480, WARPS)
+    place = await_tile(notes, round)
+    item = tl.max(notes.tiles.index(place).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+    barrier_arrive(notes.free + place, notes.threads, WARPS)
     return item
 
 
@@ -274,10 +332,11 @@ def along_warpgroup(values, like, KEYS_DOWN: gl.constexpr):
 
 
 @gluon.jit
-def fetched_pairs(k_ring, stage, otherwise, config: gl.constexpr, PART: gl.constexpr):
+def fetched_pairs(ring, turn, otherwise, config: gl.constexpr, PART: gl.constexpr):
     """The fetched elements of a tile's pairs, for this warpgroup's queries."""
     if config.FETCHES:
-        pairs = k_ring.pairs.index(stage * config.PARTS + PART).reshape([64, config.BK]).load(config.qk_layout)
+        place = turn % ring.ready.shape[0] * config.PARTS + PART
+        pairs = ring.pairs.index(place).reshape([64, config.BK]).load(config.qk_layout)
     else:
         pairs = otherwise
     return pairs
@@ -287,11 +346,11 @@ def fetched_pairs(k_ring, stage, otherwise, config: gl.constexpr, PART: gl.const
 
 
 @gluon.jit
-def start_scores(q, k_ring, stage, no_scores, config: gl.constexpr):
+def start_scores(q, ring, place, no_scores, config: gl.constexpr):
     """Starts the product of queries and a tile of keys, part by part of the head dim."""
     token = no_scores
     for part in gl.static_range(config.K_PARTS):
-        k = k_ring.tiles.index(stage * config.K_PARTS + part).reshape([config.BK, config.K_COLS]).permute((1, 0))
+        k = ring.tiles.index(place * config.K_PARTS + part).reshape([config.BK, config.K_COLS]).permute((1, 0))
         q_part = q if config.K_PARTS == 1 else q.slice(part * config.K_COLS, config.K_COLS, dim=1)
         token = warpgroup_mma(q_part, k, token, use_acc=part > 0, is_async=True)
     return token
@@ -438,17 +497,36 @@ def normalized(acc, row_sum, row_max, factor, extra, rows_layout: gl.constexpr):
 # ---------------------------------------------------------------- the backward kernel: dQ in order
 
 
-# The mbarriers of a few tiles of dQ: that it is this program's turn to add, that it has added, that it has passed the
-# turn on.
-Turns = namedtuple("Turns", "ready added passed")
+# Parts are added to a tile of dQ in an order, whatever the number of programs: its cell in memory holds how many have
+# been. Two warps and a warpgroup do it tile by tile. Their mbarriers, for a few tiles: that this program's part is
+# next, that it is added, that the cell says so.
+Adding = namedtuple("Adding", "ready added noted")
 
 
 @gluon.jit
-def await_turn(turns, turn):
-    """Waits until the cell holds `turn`. What other programs added before they wrote it is then visible."""
+def await_step(steps, turn):
+    """Waits for a step of tile `turn`."""
+    mbarrier.wait(steps.index(turn % steps.shape[0]), turn // steps.shape[0] & 1)
+
+
+@gluon.jit
+def await_room(steps, turn):
+    """Waits until the mbarrier of a step of tile `turn` is done with the tile before."""
+    mbarrier.wait(steps.index(turn % steps.shape[0]), (turn // steps.shape[0] & 1) ^ 1)
+
+
+@gluon.jit
+def tell_step(steps, turn):
+    """Tells that a step of tile `turn` is done."""
+    mbarrier.arrive(steps.index(turn % steps.shape[0]), count=1)
+
+
+@gluon.jit
+def await_parts(cell, count):
+    """Waits until the cell says that `count` parts have been. What other programs added before is then visible."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    address = turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one)
-    number = turn + gl.full([1], 0, gl.int32, layout=one)
+    address = cell.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one)
+    number = count + gl.full([1], 0, gl.int32, layout=one)
     gl.inline_asm_elementwise(
         "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; "
         "mov.b32 $0, v; }",
@@ -461,27 +539,28 @@ def await_turn(turns, turn):
 
 
 @gluon.jit
-def pass_turn(turns, turn):
-    """Writes `turn` into the cell, after everything that this program has added is visible."""
+def note_parts(cell, count):
+    """Says that `count` parts have been, after everything that this program has added is visible."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    address = turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one)
-    number = turn + gl.full([1], 0, gl.int32, layout=one)
+    address = cell.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one)
+    number = count + gl.full([1], 0, gl.int32, layout=one)
     asm: gl.constexpr = "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;"
     gl.inline_asm_elementwise(asm, "=r,l,r", [address, number], gl.int32, False, 1)
 
 
 @gluon.jit
-def add_dq_tile(part, joins, turn, rings, turns, work, config: gl.constexpr):
+def add_dq_tile(part, joins, turn, rings, adding, work, config: gl.constexpr):
     """Adds the product of dS and keys to the tile `part` of dQ, or stores it if it is the first."""
     PIECES: gl.constexpr = config.BQ * config.BLOCK_D // 4096  # of 64 x 64: a thread has registers for one at a time
     no_dq = gl.zeros([64, 64], gl.float32, layout=gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
-    stage = turn % config.DS_STAGES
-    barrier_sync(rings.ds.ready + stage, 384, 4)
+    PLACES: gl.constexpr = rings.ds.free.shape[0]
+    place = turn % PLACES
+    barrier_sync(rings.ds.stored + place, rings.ds.threads, 4)
     for piece in gl.static_range(PIECES):
         dq_token = warpgroup_mma_init(no_dq)
         for half in gl.static_range(2):
             k_half = rings.k.tiles.index(half).reshape([config.BK // 2, config.BLOCK_D])
-            ds_half = rings.ds.tiles.index(half * config.DS_STAGES + stage)
+            ds_half = rings.ds.tiles.index(half * PLACES + place)
             if config.BLOCK_D == 128:
                 k_half = k_half.slice(piece * 64, 64, dim=1)
             elif config.BQ == 128:
@@ -489,14 +568,14 @@ def add_dq_tile(part, joins, turn, rings, turns, work, config: gl.constexpr):
             dq_token = warpgroup_mma(ds_half.permute((1, 0)), k_half, dq_token, use_acc=half > 0, is_async=True)
         dq = warpgroup_mma_wait(0, deps=(dq_token,))
         if piece == PIECES - 1:
-            mbarrier.arrive(rings.ds.FREE.index(stage), count=1)
+            mbarrier.arrive(rings.ds.free.index(place), count=1)
         if piece == 0:
-            mbarrier.wait(turns.ready.index(turn % config.TURNS), turn // config.TURNS & 1)
+            await_step(adding.ready, turn)
         held = dq.reshape([4, 2, 8, 8, 4, 2]).permute((0, 3, 2, 4, 1, 5)).reshape([4096])  # as threads hold it
         at = piece * 4096 + gl.arange(0, 4096, layout=held.type.layout)
         cells = work.dq_parts_ptr + part * (config.BQ * config.BLOCK_D) + at
         if joins:
-            gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
+            gl.atomic_add(cells, held, sem="relaxed")  # in order: nobody else adds to these cells now
         else:
             gl.store(cells, held)
 
@@ -519,19 +598,36 @@ def start_with_terms(terms, like, FIRST: gl.constexpr):
 
 
 @gluon.jit
+def store_slopes(ds, slopes, turn, first):
+    """Hands dS of half a tile of keys, whose places begin at `first`, to the warpgroup of dQ, when it has read what was
+    there.
+    """
+    PLACES: gl.constexpr = ds.free.shape[0]
+    place = turn % PLACES
+    mbarrier.wait(ds.free.index(place), (turn // PLACES & 1) ^ 1)
+    ds.tiles.index(first + place).store(slopes)
+    fence_async_shared()
+    barrier_arrive(ds.stored + place, ds.threads, 4)
+
+
+@gluon.jit
 def release_queries(turn, rings, config: gl.constexpr, PART: gl.constexpr):
     """Releases a tile of queries that only the other half of the keys may meet. Its part of dS is zero."""
-    stage = turn % config.STAGES
-    mbarrier.wait(rings.q.ready.index(stage), turn // config.STAGES & 1)
-    mbarrier.wait(rings.d_out.ready.index(stage), turn // config.STAGES & 1)
-    barrier_arrive(rings.q.FREE + stage, 288, 4)
-    place = turn % config.DS_STAGES
-    mbarrier.wait(rings.ds.FREE.index(place), (turn // config.DS_STAGES & 1) ^ 1)
+    await_tile(rings.q, turn)
+    await_tile(rings.d_out, turn)
+    release(rings.q, turn)
     each: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     no_ds = gl.zeros([config.BK // 2, config.BQ], rings.ds.tiles.dtype, layout=each)
-    rings.ds.tiles.index(PART * config.DS_STAGES + place).store(no_ds)
-    fence_async_shared()
-    barrier_arrive(rings.ds.ready + place, 384, 4)
+    store_slopes(rings.ds, no_ds, turn, PART * rings.ds.free.shape[0])
+
+
+@gluon.jit
+def await_slopes_read(ds, turn):
+    """Waits until the warpgroup of dQ has read the last of `turn` tiles of dS."""
+    PLACES: gl.constexpr = ds.free.shape[0]
+    for place in gl.static_range(PLACES):
+        used = (turn + PLACES - 1 - place) // PLACES  # so many tiles have been there
+        mbarrier.wait(ds.free.index(place), (used & 1) ^ 1)
 
 
 @gluon.jit
@@ -562,26 +658,35 @@ def as_handed(pairs):
 
 
 @gluon.jit
-def hand_over(pairs, ring, turn, AHEAD: gl.constexpr):
+def hand_over(pairs, handover, turn):
     """Hands a tile's pairs to the other warpgroup, when it has released their place."""
-    place = turn % AHEAD
-    if turn >= AHEAD:
-        barrier_sync(ring.FREE + place, 256, 4)
-    ring.tiles.index(place).store(as_handed(pairs))
-    barrier_arrive(ring.ready + place, 256, 4)
+    PLACES: gl.constexpr = handover.tiles.shape[0]
+    place = turn % PLACES
+    if turn >= PLACES:
+        barrier_sync(handover.free + place, handover.threads, 4)
+    handover.tiles.index(place).store(as_handed(pairs))
+    barrier_arrive(handover.stored + place, handover.threads, 4)
 
 
 @gluon.jit
-def take_over(like, ring, turn, AHEAD: gl.constexpr):
+def take_over(like, handover, turn):
     """The pairs that `hand_over` stored, in the layout of `like`."""
     rows: gl.constexpr = like.shape[0]
     cols: gl.constexpr = like.shape[1]
     wanted = as_handed(like)
-    place = turn % AHEAD
-    barrier_sync(ring.ready + place, 256, 4)
-    parts = ring.tiles.index(place).load(wanted.type.layout).reshape([cols // 8, rows // 16, 8, 4, 2, 2])
-    barrier_arrive(ring.FREE + place, 256, 4)
+    place = turn % handover.tiles.shape[0]
+    barrier_sync(handover.stored + place, handover.threads, 4)
+    parts = handover.tiles.index(place).load(wanted.type.layout).reshape([cols // 8, rows // 16, 8, 4, 2, 2])
+    barrier_arrive(handover.free + place, handover.threads, 4)
     return parts.permute((1, 5, 2, 0, 4, 3)).reshape([rows, cols])
+
+
+@gluon.jit
+def await_taken(handover, turn):
+    """Waits until the other warpgroup has taken the last of `turn` tiles, so that no barrier is left incomplete."""
+    PLACES: gl.constexpr = handover.tiles.shape[0]
+    for last in range(tl.minimum(turn, PLACES)):
+        barrier_sync(handover.free + (turn - 1 - last) % PLACES, handover.threads, 4)
 
 
 @gluon.jit

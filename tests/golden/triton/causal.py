@@ -108,8 +108,10 @@ def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
 
 
 @triton.jit
-def _in_turn(item, n_tiles, heads, together):
-    """(first head in turn, place in its head's order, head) of an item: `together` heads, which share the L2 cache."""
+def _side_by_side(item, n_tiles, heads, together):
+    """(first head of the group, place in its head's order, head) of an item: `together` heads, which share the L2
+    cache.
+    """
     first = item // (n_tiles * together) * together
     width = tl.minimum(heads - first, together)
     i = item - first * n_tiles
@@ -119,8 +121,8 @@ def _in_turn(item, n_tiles, heads, together):
 
 @triton.jit
 def _busy_tiles_first(n_tiles, n_heads, LATE: tl.constexpr):
-    """(tile, batch, head) of this program: eight heads in turn, longest tiles first."""
-    _first, order, i = _in_turn(tl.program_id(0), n_tiles, tl.num_programs(0) // n_tiles, 8)
+    """(tile, batch, head) of this program: eight heads side by side, longest tiles first."""
+    _first, order, i = _side_by_side(tl.program_id(0), n_tiles, tl.num_programs(0) // n_tiles, 8)
     return n_tiles - 1 - order if LATE else order, i // n_heads, i % n_heads
 
 
@@ -247,7 +249,7 @@ def _split_kernel(
 @triton.jit(do_not_specialize=["pieces", *UNSPECIALIZED])
 def _merge_kernel(
     parts_ptr, out_ptr, lse_ptr, pieces, scale, Hq, Hkv, Sq, Sk, out_strides,
-    D: tl.constexpr, Dv: tl.constexpr, PIECES: tl.constexpr, ALIGN: tl.constexpr,
+    Dv: tl.constexpr, PIECES: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One query of one head: merges the sums of its pieces, PIECES at a time, by the rule of the online softmax."""
     BQ: tl.constexpr = 1
@@ -283,26 +285,37 @@ def _merge_kernel(
 # ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
-# _Work: the next items, and how they are counted. _Call: the arguments of a call that every function takes. _Config:
-# compile-time constants. _Results: where results go. _Walk: the tiles of keys that a warpgroup visits.
+# A program takes items: BQ queries of one head. A producer warp copies their queries, and the keys and values that they
+# meet, to shared memory. Consumer warpgroups take 64 queries each:
+#
+#     for each tile of keys that these meet:
+#         S = Q K^T
+#         P = weights of S and O = O rescaled: `_weigh`
+#         O = O + P V         PIPELINED: it runs while the next S is computed and weighed
+#
+# ORDERED: they start products one after the other, so that one multiplies while another weighs.
+
+# _Rings: tiles in shared memory. _Work: the next items, and how they are counted. _Call: the arguments of a call that
+# every function takes. _Config: compile-time constants. _Results: where results go. _Walk: the tiles of keys that a
+# warpgroup visits.
+_Rings = namedtuple("_Rings", "q k v")
 _Work = namedtuple("_Work", "notes queue_ptr n_work together")
 _Call = namedtuple("_Call", "scale Hq Hkv Sq Sk")
 _Config = namedtuple("_Config",
-    "BLOCK_DV BQ BK STAGES SCHEDULE ORDERED OUT_APART PIPELINED Q_COLS K_COLS K_PARTS PARTS SHARE ORDER "
-    "dtype qk_layout")
+    "BLOCK_DV BQ BK STAGES SCHEDULE OUT_APART PIPELINED Q_COLS K_COLS K_PARTS PARTS ORDER dtype qk_layout")
 _Results = namedtuple("_Results", "desc tiles lse_ptr")
 _Walk = namedtuple("_Walk", "turn n_steps first stop own_full_hi")
 
 
 @gluon.jit
 def _work_item(item, n_tiles, n_heads, n_work, together):
-    """(tile, batch, head) of an item: late tiles first, `together` heads in turn."""
-    _first, order, i = _in_turn(item, n_tiles, n_work // n_tiles, together)
+    """(tile, batch, head) of an item: late tiles first, `together` heads side by side."""
+    _first, order, i = _side_by_side(item, n_tiles, n_work // n_tiles, together)
     return n_tiles - 1 - order, i // n_heads, i % n_heads
 
 
 @gluon.jit
-def _key_runs(q0, batch, head, kv_head, call, config: gl.constexpr, ROWS: gl.constexpr):
+def _key_runs(q0, call, config: gl.constexpr, ROWS: gl.constexpr):
     """The tiles of keys that ROWS queries from q0 on meet (`_key_tiles`), up to the last tile, since every item visits
     at least one. Queries past the end meet none.
     """
@@ -316,7 +329,7 @@ def _key_runs(q0, batch, head, kv_head, call, config: gl.constexpr, ROWS: gl.con
 
 
 @gluon.jit
-def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, config: gl.constexpr):
+def _load_tiles(q_desc, k_desc, v_desc, rings, work, call, config: gl.constexpr):
     """The producer warp: fetches the queries, keys and values of every tile, as far ahead as the rings have room."""
     _scale, Hq, Hkv, Sq, _Sk = call
     BQ: gl.constexpr = config.BQ
@@ -329,38 +342,32 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
         tile, batch, head = _work_item(item, n_tiles, Hq, work.n_work, work.together)
         kv_head = head // (Hq // Hkv)
         q0 = tile * BQ
-        _full_hi, any_hi = _key_runs(q0, batch, head, kv_head, call, config, BQ)
+        _full_hi, any_hi = _key_runs(q0, call, config, BQ)
         n_steps = tl.maximum(any_hi, 1)
         v0 = 0
-        for step in range(n_steps + 1):
+        for step in range(n_steps + 1):  # values come a step after their keys
             if step < n_steps:
                 at = n_steps - 1 - step
-                stage = (turn + step) % config.STAGES
-                if turn + step >= config.STAGES:
-                    sm90.barrier_sync(k_ring.FREE + stage, config.SHARE, 1)
-                mbarrier.expect(k_ring.ready.index(stage), config.K_PARTS * k_desc.block_type.nbytes)
+                place = sm90.acquire(rings.k, turn + step)
+                mbarrier.expect(rings.k.ready.index(place), config.K_PARTS * k_desc.block_type.nbytes)
                 for part in gl.static_range(config.K_PARTS):
-                    k_tile = k_ring.tiles.index(stage * config.K_PARTS + part)
-                    COPY_IN(k_desc, [batch, kv_head, at * BK, part * config.K_COLS], k_ring.ready.index(stage), k_tile)
+                    k_tile = rings.k.tiles.index(place * config.K_PARTS + part)
+                    COPY_IN(k_desc, (batch, kv_head, at * BK, part * config.K_COLS), rings.k.ready.index(place), k_tile)
                 k0 = at * BK
             else:
                 k0 = 0
             if step == 0:
                 for part in gl.static_range(config.PARTS):
-                    if round > 0:
-                        sm90.barrier_sync(q_ring.FREE + part, 160, 1)
+                    sm90.await_place(rings.q, part, round)
                     if config.SCHEDULE == "queue":
                         sm90.publish_item(work.notes, 2 * part + (round & 1), item, tile, batch, head)
-                    mbarrier.expect(q_ring.ready.index(part), q_desc.block_type.nbytes)
-                    q_tile = REINTERPRET(q_ring.tiles.index(part), q_desc.dtype, [1, 1, 64, config.Q_COLS],
+                    mbarrier.expect(rings.q.ready.index(part), q_desc.block_type.nbytes)
+                    q_tile = REINTERPRET(rings.q.tiles.index(part), q_desc.dtype, [1, 1, 64, config.Q_COLS],
                         q_desc.layout)
-                    COPY_IN(q_desc, [batch, head, q0 + part * 64, 0], q_ring.ready.index(part), q_tile)
+                    COPY_IN(q_desc, (batch, head, q0 + part * 64, 0), rings.q.ready.index(part), q_tile)
             else:
-                stage = (turn + step - 1) % config.STAGES
-                if turn + step > config.STAGES:
-                    sm90.barrier_sync(v_ring.FREE + stage, config.SHARE, 1)
-                mbarrier.expect(v_ring.ready.index(stage), v_desc.block_type.nbytes)
-                COPY_IN(v_desc, [batch, kv_head, v0, 0], v_ring.ready.index(stage), v_ring.tiles.index(stage))
+                place = sm90.acquire(rings.v, turn + step - 1)
+                sm90.fetch(v_desc, rings.v, place, (batch, kv_head, v0, 0))
             v0 = k0
         turn += n_steps
         round += 1
@@ -368,13 +375,11 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
             else work.n_work)
     if config.SCHEDULE == "queue":
         for part in gl.static_range(config.PARTS):
-            if round > 0:
-                sm90.barrier_sync(q_ring.FREE + part, 160, 1)
+            sm90.await_place(rings.q, part, round)
             sm90.publish_item(work.notes, 2 * part + (round & 1), work.n_work, 0, 0, 0)
-            mbarrier.arrive(q_ring.ready.index(part), count=1)
-    for last in range(tl.minimum(turn, config.STAGES)):
-        sm90.barrier_sync(k_ring.FREE + (turn - 1 - last) % config.STAGES, config.SHARE, 1)
-        sm90.barrier_sync(v_ring.FREE + (turn - 1 - last) % config.STAGES, config.SHARE, 1)
+            mbarrier.arrive(rings.q.ready.index(part), count=1)
+    sm90.await_released(rings.k, turn)
+    sm90.await_released(rings.v, turn)
 
 
 @gluon.jit
@@ -395,91 +400,58 @@ def _weigh(row_sum, row_max, qk, k0, masked, terms, config: gl.constexpr):
 
 
 @gluon.jit
-def _attend_overlapped(
-    acc, row_sum, row_max, q, q_ring, k_ring, v_ring, walk, terms, config: gl.constexpr, PART: gl.constexpr
-):
-    """The tiles of keys, PIPELINED: the product for the next scores runs while this warpgroup weighs the current ones.
+def _attend(acc, row_sum, row_max, q, rings, walk, terms, config: gl.constexpr, PART: gl.constexpr):
+    """Adds the tiles of keys of a walk. PIPELINED: the product for the next scores runs while this warpgroup weighs the
+    current ones; else the other warpgroups fill the gaps.
     """
     turn, n_steps, first, stop, own_full_hi = walk
     BK: gl.constexpr = config.BK
     weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     no_scores = gl.zeros([64, BK], gl.float32, layout=config.qk_layout)
-    step = first
-    at = n_steps - 1 - step
-    stage = (turn + first) % config.STAGES
-    phase = (turn + first) // config.STAGES & 1
-    mbarrier.wait(k_ring.ready.index(stage), phase)
-    qk_token = sm90.start_scores(q, k_ring, stage, no_scores, config)
-    qk = warpgroup_mma_wait(0, deps=(qk_token,))
-    sm90.barrier_arrive(k_ring.FREE + stage, config.SHARE, 4)
-    weight, rescale, row_sum, row_max = _weigh(row_sum, row_max, qk, at * BK, own_full_hi <= at, terms, config)
-    p = sm90.unpacked(weight, config.dtype, weight_layout)
-    for step in range(first + 1, stop):
+    begin = first
+    if config.PIPELINED:
+        step = first
+        begin = first + 1
         at = n_steps - 1 - step
-        v_stage = stage
-        v_phase = phase
-        stage = (turn + step) % config.STAGES
-        phase = (turn + step) // config.STAGES & 1
-        mbarrier.wait(k_ring.ready.index(stage), phase)
-        if config.ORDERED:
-            sm90.barrier_sync(config.ORDER + PART, 256, 4)
-        qk_token = sm90.start_scores(q, k_ring, stage, no_scores, config)
-        mbarrier.wait(v_ring.ready.index(v_stage), v_phase)
-        acc_token = warpgroup_mma(p, v_ring.tiles.index(v_stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
-        if config.ORDERED:
-            sm90.barrier_arrive(config.ORDER + (PART + 1) % config.PARTS, 256, 4)
-        qk = warpgroup_mma_wait(1, deps=(qk_token,))
-        sm90.barrier_arrive(k_ring.FREE + stage, config.SHARE, 4)
-        weight, rescale, row_sum, row_max = _weigh(row_sum, row_max, qk, at * BK, own_full_hi <= at, terms, config)
-        sm90.pin_order(n_steps)
-        acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-        sm90.barrier_arrive(v_ring.FREE + v_stage, config.SHARE, 4)
-        acc = sm90.rescaled(acc, rescale)
-        p = sm90.unpacked(weight, config.dtype, weight_layout)
-    if config.OUT_APART and config.SCHEDULE != "once":  # the next queries arrive during the last product
-        sm90.barrier_arrive(q_ring.FREE + PART, 160, 4)
-    mbarrier.wait(v_ring.ready.index(stage), phase)
-    acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
-    acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-    sm90.barrier_arrive(v_ring.FREE + stage, config.SHARE, 4)
-    return acc, row_sum, row_max
-
-
-@gluon.jit
-def _attend_in_turn(
-    acc, row_sum, row_max, q, q_ring, k_ring, v_ring, walk, terms, config: gl.constexpr, PART: gl.constexpr
-):
-    """The tiles of keys, one product after the other. The other warpgroups fill the gaps."""
-    turn, n_steps, first, stop, own_full_hi = walk
-    BK: gl.constexpr = config.BK
-    weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
-    no_scores = gl.zeros([64, BK], gl.float32, layout=config.qk_layout)
-    for step in range(first, stop):
-        at = n_steps - 1 - step
-        stage = (turn + step) % config.STAGES
-        phase = (turn + step) // config.STAGES & 1
-        mbarrier.wait(k_ring.ready.index(stage), phase)
-        if config.ORDERED:
-            sm90.barrier_sync(config.ORDER + PART, 256, 4)
-        qk_token = sm90.start_scores(q, k_ring, stage, no_scores, config)
-        if config.ORDERED:
-            sm90.barrier_arrive(config.ORDER + (PART + 1) % config.PARTS, 256, 4)
+        k_place = sm90.await_tile(rings.k, turn + step)
+        qk_token = sm90.start_scores(q, rings.k, k_place, no_scores, config)
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
-        sm90.barrier_arrive(k_ring.FREE + stage, config.SHARE, 4)
+        sm90.release(rings.k, turn + step)
         weight, rescale, row_sum, row_max = _weigh(row_sum, row_max, qk, at * BK, own_full_hi <= at, terms, config)
+        p = sm90.unpacked(weight, config.dtype, weight_layout)
+    for step in range(begin, stop):
+        at = n_steps - 1 - step
+        k_place = sm90.await_tile(rings.k, turn + step)
+        sm90.await_products(config.ORDER, PART)
+        qk_token = sm90.start_scores(q, rings.k, k_place, no_scores, config)
+        if config.PIPELINED:
+            v = sm90.arrived(rings.v, turn + step - 1, BK, config.BLOCK_DV)
+            acc_token = warpgroup_mma(p, v, acc, is_async=True)
+        sm90.pass_products(config.ORDER, (PART + 1) % config.PARTS)
+        qk = warpgroup_mma_wait(1 if config.PIPELINED else 0, deps=(qk_token,))
+        sm90.release(rings.k, turn + step)
+        weight, rescale, row_sum, row_max = _weigh(row_sum, row_max, qk, at * BK, own_full_hi <= at, terms, config)
+        if config.PIPELINED:
+            sm90.pin_order(n_steps)
+            acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
+            sm90.release(rings.v, turn + step - 1)
         acc = sm90.rescaled(acc, rescale)
         p = sm90.unpacked(weight, config.dtype, weight_layout)
-        mbarrier.wait(v_ring.ready.index(stage), phase)
-        acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
-        acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-        sm90.barrier_arrive(v_ring.FREE + stage, config.SHARE, 4)
+        if not config.PIPELINED:
+            v = sm90.arrived(rings.v, turn + step, BK, config.BLOCK_DV)
+            acc, p = warpgroup_mma_wait(0, deps=(warpgroup_mma(p, v, acc, is_async=True), p))
+            sm90.release(rings.v, turn + step)
     if config.OUT_APART and config.SCHEDULE != "once":
-        sm90.barrier_arrive(q_ring.FREE + PART, 160, 4)
+        sm90.release(rings.q, PART)  # the next queries arrive during the last product
+    if config.PIPELINED:
+        v = sm90.arrived(rings.v, turn + stop - 1, BK, config.BLOCK_DV)
+        acc, p = warpgroup_mma_wait(0, deps=(warpgroup_mma(p, v, acc, is_async=True), p))
+        sm90.release(rings.v, turn + stop - 1)
     return acc, row_sum, row_max
 
 
 @gluon.jit
-def _store_tile(acc, lse, place, results, q_ring, call, config: gl.constexpr, PART: gl.constexpr):
+def _store_tile(acc, lse, place, results, rings, call, config: gl.constexpr, PART: gl.constexpr):
     """Stores the results of 64 queries. `place`: their batch, head, first position and positions."""
     _scale, Hq, _Hkv, Sq, _Sk = call
     batch, head, q0, queries = place
@@ -491,17 +463,18 @@ def _store_tile(acc, lse, place, results, q_ring, call, config: gl.constexpr, PA
         out_tile = results.tiles.index(PART)
         tma.store_wait(0)
     else:
-        out_tile = REINTERPRET(q_ring.tiles.index(PART), config.dtype, [1, 1, 64, config.BLOCK_DV], results.desc.layout)
+        out_tile = REINTERPRET(rings.q.tiles.index(PART), config.dtype, [1, 1, 64, config.BLOCK_DV],
+            results.desc.layout)
     out_tile.reshape([64, config.BLOCK_DV]).store(out)
     fence_async_shared()
     BARRIER()
-    COPY_OUT(results.desc, [batch, head, q0, 0], out_tile)
+    COPY_OUT(results.desc, (batch, head, q0, 0), out_tile)
 
 
 @gluon.jit
-def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.constexpr, PART: gl.constexpr):
+def _attend_tiles(results, rings, work, call, config: gl.constexpr, PART: gl.constexpr):
     """A consumer warpgroup: 64 queries of every tile."""
-    scale, Hq, Hkv, Sq, Sk = call
+    scale, Hq, _Hkv, Sq, Sk = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, config.Q_COLS], config.dtype)
@@ -513,15 +486,14 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
     n_tiles = (Sq + BQ - 1) // BQ
     item = gl.program_id(0)
     tile, batch, head = _work_item(item, n_tiles, Hq, work.n_work, work.together)
-    if config.ORDERED and PART == config.PARTS - 1:
-        sm90.barrier_arrive(config.ORDER, 256, 4)
+    if PART == config.PARTS - 1:
+        sm90.pass_products(config.ORDER, 0)
     while item < work.n_work:
-        kv_head = head // (Hq // Hkv)
         q0 = tile * BQ
-        _full_hi, any_hi = _key_runs(q0, batch, head, kv_head, call, config, BQ)
+        _full_hi, any_hi = _key_runs(q0, call, config, BQ)
         n_steps = tl.maximum(any_hi, 1)
         q0 += PART * 64
-        own_full_hi, own_any_hi = _key_runs(q0, batch, head, kv_head, call, config, 64)
+        own_full_hi, own_any_hi = _key_runs(q0, call, config, 64)
         own_first = tl.maximum(tl.minimum(n_steps - own_any_hi, n_steps - 1), 0)
         queries = q0 + gl.arange(0, 64, layout=rows_layout)
         q_idx = queries[:, None]
@@ -531,18 +503,12 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
 
         acc = gl.zeros([64, config.BLOCK_DV], gl.float32, layout=acc_layout)
         row_sum, row_max = sm90.no_key_yet(no_scores)
-        mbarrier.wait(q_ring.ready.index(PART), round & 1)
-        q = REINTERPRET(q_ring.tiles.index(PART), config.dtype, [64, config.Q_COLS], q_layout)
+        mbarrier.wait(rings.q.ready.index(PART), round & 1)
+        q = REINTERPRET(rings.q.tiles.index(PART), config.dtype, [64, config.Q_COLS], q_layout)
         for step in range(own_first):
-            sm90.release_tile(turn + step, k_ring, v_ring, config, PART)
-        if config.PIPELINED:
-            walk = _Walk(turn, n_steps, own_first, n_steps, own_full_hi)
-            (acc, row_sum, row_max) = _attend_overlapped(acc, row_sum, row_max, q, q_ring, k_ring, v_ring, walk, terms,
-                config, PART)
-        else:
-            walk = _Walk(turn, n_steps, own_first, n_steps, own_full_hi)
-            (acc, row_sum, row_max) = _attend_in_turn(acc, row_sum, row_max, q, q_ring, k_ring, v_ring, walk, terms,
-                config, PART)
+            sm90.pass_by(turn + step, rings.k, rings.v, config.ORDER, PART, (PART + 1) % config.PARTS)
+        walk = _Walk(turn, n_steps, own_first, n_steps, own_full_hi)
+        acc, row_sum, row_max = _attend(acc, row_sum, row_max, q, rings, walk, terms, config, PART)
         turn += n_steps
         round += 1
 
@@ -553,39 +519,39 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
         q0 = tile * BQ + PART * 64
         place = batch, head, q0, q0 + gl.arange(0, 64, layout=rows_layout)
         acc, lse = sm90.normalized(acc, row_sum, row_max, logit_scale, None, rows_layout)
-        _store_tile(acc, lse, place, results, q_ring, call, config, PART)
+        _store_tile(acc, lse, place, results, rings, call, config, PART)
         if config.SCHEDULE == "once":
             item = work.n_work
         else:
             if not config.OUT_APART:
                 tma.store_wait(0)
-                sm90.barrier_arrive(q_ring.FREE + PART, 160, 4)
-            mbarrier.wait(q_ring.ready.index(PART), round & 1)
+                sm90.release(rings.q, PART)
+            mbarrier.wait(rings.q.ready.index(PART), round & 1)
             slot = 2 * PART + (round & 1)
             item = sm90.noted(work.notes, 4 * slot)
             tile, batch, head = sm90.noted_item(work.notes, slot)
-    if config.ORDERED and PART == 0:
-        sm90.barrier_sync(config.ORDER, 256, 4)
+    if PART == 0:
+        sm90.await_products(config.ORDER, PART)
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_forward_kernel(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
-    BK: gl.constexpr,
-    STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, OUT_APART: gl.constexpr,
-    PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+    BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+    SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr,
+    REGISTERS: gl.constexpr, SPARE: gl.constexpr,
 ):
     """The forward pass: consumer warpgroups of 64 queries each, and one producer warp."""
     PARTS: gl.constexpr = BQ // 64
-    SHARE: gl.constexpr = 32 + 2 * BQ  # the threads that share a tile of keys or values
-    # Hardware barriers. Triton uses the first six of sixteen; these tell that a place is free, and whose turn it is.
+    THREADS: gl.constexpr = sm90.WARP + PARTS * sm90.WARPGROUP  # that share a tile of keys or values
+    # Hardware barriers. Triton uses the first six of sixteen; these tell that a place is free, and whose products are
+    # next.
     K_FREE: gl.constexpr = 6
     V_FREE: gl.constexpr = K_FREE + STAGES
     Q_FREE: gl.constexpr = V_FREE + STAGES
-    ORDER: gl.constexpr = Q_FREE + PARTS
-    gl.static_assert(ORDER + (PARTS if ORDERED else 0) <= 16)
+    ORDER: gl.constexpr = Q_FREE + PARTS if ORDERED else None
+    gl.static_assert(Q_FREE + PARTS + (PARTS if ORDERED else 0) <= 16)
     # Tile sizes are powers of two, so 192 columns of keys come in three parts.
     Q_COLS: gl.constexpr = 256 if BLOCK_D == 192 else BLOCK_D
     K_COLS: gl.constexpr = 64 if BLOCK_D == 192 else BLOCK_D
@@ -593,22 +559,16 @@ def _hopper_forward_kernel(
     Q_PLACE: gl.constexpr = Q_COLS if OUT_APART or Q_COLS > BLOCK_DV else BLOCK_DV
     dtype: gl.constexpr = out_desc.dtype
     qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
-    config: gl.constexpr = _Config(BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, OUT_APART, PIPELINED, Q_COLS, K_COLS,
-        K_PARTS, PARTS, SHARE,
-        ORDER, dtype, qk_layout)
+    config: gl.constexpr = _Config(BLOCK_DV, BQ, BK, STAGES, SCHEDULE, OUT_APART, PIPELINED, Q_COLS, K_COLS, K_PARTS,
+        PARTS, ORDER, dtype, qk_layout)
     q_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, Q_PLACE], q_desc.layout)
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES * K_PARTS, 1, 1, BK, K_COLS], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
     out_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, BLOCK_DV], out_desc.layout) if OUT_APART else q_tiles
     notes = gl.allocate_shared_memory(gl.int32, [8 * PARTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    q_ring = sm90.Ring(q_tiles, gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout()), Q_FREE)
-    k_ring = sm90.Ring(k_tiles, gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()), K_FREE)
-    v_ring = sm90.Ring(v_tiles, gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()), V_FREE)
-    for i in gl.static_range(PARTS):
-        mbarrier.init(q_ring.ready.index(i), count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(k_ring.ready.index(i), count=1)
-        mbarrier.init(v_ring.ready.index(i), count=1)
+    q_ring = sm90.ring(q_tiles, Q_FREE, PARTS, sm90.WARP + sm90.WARPGROUP, 1)
+    k_ring = sm90.ring(k_tiles, K_FREE, STAGES, THREADS, 1)
+    rings = _Rings(q_ring, k_ring, sm90.ring(v_tiles, V_FREE, STAGES, THREADS, 1))
     fence_async_shared()
     work = _Work(notes, queue_ptr, n_work, together)
     call = _Call(scale, Hq, Hkv, Sq, Sk)
@@ -616,9 +576,9 @@ def _hopper_forward_kernel(
     if PARTS == 2:
         gl.warp_specialize(
             [
-                (_attend_tiles, (results, q_ring, k_ring, v_ring, work, call, config, 0)),
-                (_attend_tiles, (results, q_ring, k_ring, v_ring, work, call, config, 1)),
-                (_load_tiles, (q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, config)),
+                (_attend_tiles, (results, rings, work, call, config, 0)),
+                (_attend_tiles, (results, rings, work, call, config, 1)),
+                (_load_tiles, (q_desc, k_desc, v_desc, rings, work, call, config)),
             ],
             [4, 1],
             [REGISTERS, SPARE],
@@ -626,10 +586,10 @@ def _hopper_forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (_attend_tiles, (results, q_ring, k_ring, v_ring, work, call, config, 0)),
-                (_attend_tiles, (results, q_ring, k_ring, v_ring, work, call, config, 1)),
-                (_attend_tiles, (results, q_ring, k_ring, v_ring, work, call, config, 2)),
-                (_load_tiles, (q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, config)),
+                (_attend_tiles, (results, rings, work, call, config, 0)),
+                (_attend_tiles, (results, rings, work, call, config, 1)),
+                (_attend_tiles, (results, rings, work, call, config, 2)),
+                (_load_tiles, (q_desc, k_desc, v_desc, rings, work, call, config)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, SPARE],
@@ -824,13 +784,13 @@ _BackwardCall = namedtuple("_BackwardCall", "scale Hq Hkv Sq Sk")
 
 @gluon.jit
 def _key_item(item, n_tiles, n_heads, n_work, together):
-    """(tile, batch, head) of an item: `together` heads in turn."""
-    _first, order, i = _in_turn(item, n_tiles, n_work // n_tiles, together)
+    """(tile, batch, head) of an item: `together` heads side by side."""
+    _first, order, i = _side_by_side(item, n_tiles, n_work // n_tiles, together)
     return order, i // n_heads, i % n_heads
 
 
 @gluon.jit
-def _kept_bits(like, q0, k0, batch, head, kv_head, call, config: gl.constexpr, BK: gl.constexpr):
+def _kept_bits(like, q0, k0, call, config: gl.constexpr, BK: gl.constexpr):
     """All bits of each packed pair that the mask allows, and none of the others. Positions are computed again, because
     there are no registers to keep them.
     """
@@ -846,9 +806,7 @@ def _kept_bits(like, q0, k0, batch, head, kv_head, call, config: gl.constexpr, B
 
 
 @gluon.jit
-def _weigh_again(
-    qk, row_lse, batch, head, kv_head, q0, k0, k_idx, terms, config: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr
-):
+def _weigh_again(qk, row_lse, terms, dtype: gl.constexpr):
     """The weights of a tile (rows are keys, columns are queries), from its scores and the log-sum-exp of each query;
     where the score is not linear in q . k, also the weights times its derivative. Packed, and not yet masked. `terms`:
     values that do not depend on the query.
@@ -859,12 +817,11 @@ def _weigh_again(
     return weight
 
 
-_BackwardRings = namedtuple("_BackwardRings", "k v q d_out rows ds note")
+_BackwardRings = namedtuple("_BackwardRings", "k v q d_out rows ds notes")
 _BackwardResults = namedtuple("_BackwardResults", "dk_desc dv_desc dk_tiles")
 _BackwardWork = namedtuple("_BackwardWork",
-    "terms_desc dq_parts_ptr parts_ptr turns_ptr queue_ptr n_work together span")
-_BackwardConfig = namedtuple("_BackwardConfig",
-    "D Dv BLOCK_D BLOCK_DV BQ BK STAGES EARLY BACKWARDS SHARED TURNS DS_STAGES DK_OVER_DS FAST")
+    "terms_desc dq_parts_ptr parts_ptr added_ptr queue_ptr n_work together span")
+_BackwardConfig = namedtuple("_BackwardConfig", "BLOCK_D BLOCK_DV BQ BK EARLY BACKWARDS SHARED DK_OVER_DS")
 
 
 @gluon.jit
@@ -889,14 +846,14 @@ def _walked_item(item, n_tiles, work, config: gl.constexpr):
     """(tile of keys, its number in the order, whether the order is backwards, head) of an item.
 
     Under a causal mask, and with documents, each tile from the last to the first begins at queries that no tile before
-    it has met, so few items wait for their turn. The longest tiles come last, so the last group of heads goes onwards,
+    it has met, so few items wait for others. The longest tiles come last, so the last group of heads goes onwards,
     and so do all heads if they are few.
     """
     heads = work.n_work // n_tiles
     together = work.together
     if config.BACKWARDS:
         together = tl.where(heads < 4 * together, heads, together)
-    first, order, head = _in_turn(item, n_tiles, heads, together)
+    first, order, head = _side_by_side(item, n_tiles, heads, together)
     back = (first + together < heads) & config.BACKWARDS
     tile = gl.where(back, n_tiles - 1 - order, order)
     return tile, order, back, head
@@ -915,7 +872,22 @@ def _tile_before(tile, n_tiles, back):
 
 
 @gluon.jit
-def _query_runs(tile, batch, head, kv_head, work, call, config: gl.constexpr, SHARE: gl.constexpr):
+def _item(item, work, call, config: gl.constexpr):
+    """(tile, order, back, n_tiles, sums, batch, kv_head, first_head, stop_head): an item is a tile of keys of a KV
+    head, and of the query heads that read these the heads first_head … stop_head - 1. `order` is the number of this
+    tile in the order of all, n_tiles, which may go `back`; `sums` that of its partial sums.
+    """
+    n_tiles = (call.Sk + config.BK - 1) // config.BK
+    tile, order, back, item_head = _walked_item(item, n_tiles, work, config)
+    batch, kv_head, start, stop = _members(item_head, work, call, config)
+    first_head = kv_head * (call.Hq // call.Hkv) + start
+    stop_head = kv_head * (call.Hq // call.Hkv) + stop
+    sums = _part(item_head, tile, n_tiles)
+    return tile, order, back, n_tiles, sums, batch, kv_head, first_head, stop_head
+
+
+@gluon.jit
+def _query_runs(tile, call, config: gl.constexpr, SHARE: gl.constexpr):
     """The tiles of queries that a tile of keys meets, first … stop - 1, and which of them need no mask. SHARE: 0 for
     the whole tile, 1 for its first half, 2 for its second.
     """
@@ -936,123 +908,101 @@ def _load_backward_tiles(q_desc, k_desc, v_desc, d_out_desc, item, rings, work, 
     room. It takes the next item when all copies of this one have started, and publishes it.
     """
     BK: gl.constexpr = config.BK
-    n_tiles = (call.Sk + BK - 1) // BK
     turn = 0
     round = 0
-    group = call.Hq // call.Hkv
     while item < work.n_work:
-        tile, _order, back, item_head = _walked_item(item, n_tiles, work, config)
-        batch, kv_head, start, end = _members(item_head, work, call, config)
+        tile, _order, back, _n_tiles, _sums, batch, kv_head, first_head, stop_head = _item(item, work, call, config)
         k0 = tile * BK
-        sm90.fetch_halves(k_desc, rings.k, batch, kv_head, k0, round, BK // 2)
-        for member in range(start, end):
-            head = kv_head * group + member
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, work, call, config, 0)
+        sm90.fetch_held(k_desc, rings.k, round, (batch, kv_head, k0, 0), (batch, kv_head, k0 + BK // 2, 0))
+        for head in range(first_head, stop_head):
+            first, stop, _full_lo, _full_hi = _query_runs(tile, call, config, 0)
             n_steps = stop - first
             for step in range(n_steps):
                 q0 = _place(step, first, stop, back) * config.BQ
-                stage = sm90.acquire(rings.q, turn, config.STAGES)
-                ready = rings.q.ready.index(stage)
+                place = sm90.acquire(rings.q, turn)
+                ready = rings.q.ready.index(place)
                 mbarrier.expect(ready, q_desc.block_type.nbytes + work.terms_desc.block_type.nbytes)
-                COPY_IN(q_desc, [batch, head, q0, 0], ready, rings.q.tiles.index(stage))
-                COPY_IN(work.terms_desc, [batch, head, q0, 0], ready, rings.rows.index(stage))
-                if (member == start) & (step == 0):
-                    sm90.fetch_halves(v_desc, rings.v, batch, kv_head, k0, round, BK // 2)
-                sm90.fetch(d_out_desc, rings.d_out, stage, batch, head, q0)
+                COPY_IN(q_desc, (batch, head, q0, 0), ready, rings.q.tiles.index(place))
+                COPY_IN(work.terms_desc, (batch, head, q0, 0), ready, rings.rows.index(place))
+                if (head == first_head) & (step == 0):
+                    sm90.fetch_held(v_desc, rings.v, round, (batch, kv_head, k0, 0), (batch, kv_head, k0 + BK // 2, 0))
+                sm90.fetch(d_out_desc, rings.d_out, place, (batch, head, q0, 0))
                 turn += 1
-            if (member == start) & (n_steps == 0):
-                sm90.fetch_halves(v_desc, rings.v, batch, kv_head, k0, round, BK // 2)
+            if (head == first_head) & (n_steps == 0):
+                sm90.fetch_held(v_desc, rings.v, round, (batch, kv_head, k0, 0), (batch, kv_head, k0 + BK // 2, 0))
         item = gl.atomic_add(work.queue_ptr, 1, sem="relaxed") if gl.num_programs(0) < work.n_work else work.n_work
-        if round > 0:
-            sm90.barrier_sync(rings.note.FREE, 480, 1)
-        sm90.publish(rings.note.tiles, item)
-        mbarrier.arrive(rings.note.ready, count=1)
+        sm90.publish_next(rings.notes, round, item)
         round += 1
-    if round > 0:
-        sm90.barrier_sync(rings.note.FREE, 480, 1)
-    sm90.await_released(rings.q, turn, config.STAGES)
+    sm90.await_released(rings.notes, round)
+    sm90.await_released(rings.q, turn)
 
 
 @gluon.jit
-def _await_turns(item, rings, turns, work, call, config: gl.constexpr):
+def _await_parts(item, rings, adding, work, call, config: gl.constexpr):
     """A warp that waits, for each tile of dQ, until the previous tile of keys in the order has added its part."""
-    n_tiles = (call.Sk + config.BK - 1) // config.BK
     turn = 0
     round = 0
-    group = call.Hq // call.Hkv
     while item < work.n_work:
-        tile, order, back, item_head = _walked_item(item, n_tiles, work, config)
-        batch, kv_head, start, end = _members(item_head, work, call, config)
-        for member in range(start, end):
-            head = kv_head * group + member
-            cells = work.turns_ptr + (batch * call.Hq + head) * ((call.Sq + config.BQ - 1) // config.BQ)
-            (first, stop, _full_lo, _full_hi) = _query_runs(_tile_before(tile, n_tiles, back), batch, head, kv_head,
-                work, call, config, 0)
+        tile, order, back, n_tiles, _sums, batch, _kv_head, first_head, stop_head = _item(item, work, call, config)
+        for head in range(first_head, stop_head):
+            cells = work.added_ptr + (batch * call.Hq + head) * ((call.Sq + config.BQ - 1) // config.BQ)
+            first, stop, _full_lo, _full_hi = _query_runs(_tile_before(tile, n_tiles, back), call, config, 0)
             first_before = first
             stop_before = tl.where(order > 0, stop, first_before)
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, work, call, config, 0)
+            first, stop, _full_lo, _full_hi = _query_runs(tile, call, config, 0)
             for step in range(stop - first):
                 at = _place(step, first, stop, back)
-                mbarrier.wait(turns.passed.index(turn % config.TURNS), (turn // config.TURNS & 1) ^ 1)
+                sm90.await_room(adding.noted, turn)
                 if (at >= first_before) & (at < stop_before):
-                    sm90.await_turn(cells + at, order)
-                mbarrier.arrive(turns.ready.index(turn % config.TURNS), count=1)
+                    sm90.await_parts(cells + at, order)
+                sm90.tell_step(adding.ready, turn)
                 turn += 1
-        item = sm90.next_item(rings.note, round, 1)
+        item = sm90.next_item(rings.notes, round, 1)
         round += 1
 
 
 @gluon.jit
-def _pass_turns(item, rings, turns, work, call, config: gl.constexpr):
+def _note_parts(item, rings, adding, work, call, config: gl.constexpr):
     """A warp that tells the next tile of keys in the order, for each tile of dQ, that this item's part is added."""
-    n_tiles = (call.Sk + config.BK - 1) // config.BK
     turn = 0
     round = 0
-    group = call.Hq // call.Hkv
     while item < work.n_work:
-        tile, order, back, item_head = _walked_item(item, n_tiles, work, config)
-        batch, kv_head, start, end = _members(item_head, work, call, config)
-        for member in range(start, end):
-            head = kv_head * group + member
-            cells = work.turns_ptr + (batch * call.Hq + head) * ((call.Sq + config.BQ - 1) // config.BQ)
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, work, call, config, 0)
+        tile, order, back, _n_tiles, _sums, batch, _kv_head, first_head, stop_head = _item(item, work, call, config)
+        for head in range(first_head, stop_head):
+            cells = work.added_ptr + (batch * call.Hq + head) * ((call.Sq + config.BQ - 1) // config.BQ)
+            first, stop, _full_lo, _full_hi = _query_runs(tile, call, config, 0)
             for step in range(stop - first):
-                mbarrier.wait(turns.added.index(turn % config.TURNS), turn // config.TURNS & 1)
-                sm90.pass_turn(cells + _place(step, first, stop, back), order + 1)
-                mbarrier.arrive(turns.passed.index(turn % config.TURNS), count=1)
+                sm90.await_step(adding.added, turn)
+                sm90.note_parts(cells + _place(step, first, stop, back), order + 1)
+                sm90.tell_step(adding.noted, turn)
                 turn += 1
-        item = sm90.next_item(rings.note, round, 1)
+        item = sm90.next_item(rings.notes, round, 1)
         round += 1
 
 
 @gluon.jit
-def _add_dq_tiles(item, rings, turns, work, call, config: gl.constexpr):
-    """The consumer warpgroup that multiplies dS by the keys, and adds the products to dQ when it is their turn. The
-    other consumers may be two tiles ahead of it.
+def _add_dq_tiles(item, rings, adding, work, call, config: gl.constexpr):
+    """The consumer warpgroup that multiplies dS by the keys, and adds the products to dQ in order. The other
+    consumers may be two tiles ahead of it.
     """
-    n_tiles = (call.Sk + config.BK - 1) // config.BK
     turn = 0
     round = 0
-    group = call.Hq // call.Hkv
     while item < work.n_work:
-        tile, order, back, item_head = _walked_item(item, n_tiles, work, config)
-        batch, kv_head, start, end = _members(item_head, work, call, config)
+        tile, order, back, n_tiles, _sums, batch, _kv_head, first_head, stop_head = _item(item, work, call, config)
         mbarrier.wait(rings.k.ready, round & 1)
-        for member in range(start, end):
-            head = kv_head * group + member
-            (first, stop, _full_lo, _full_hi) = _query_runs(_tile_before(tile, n_tiles, back), batch, head, kv_head,
-                work, call, config, 0)
+        for head in range(first_head, stop_head):
+            first, stop, _full_lo, _full_hi = _query_runs(_tile_before(tile, n_tiles, back), call, config, 0)
             first_before = first
             stop_before = tl.where(order > 0, stop, first_before)
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, work, call, config, 0)
+            first, stop, _full_lo, _full_hi = _query_runs(tile, call, config, 0)
             for step in range(stop - first):
                 at = _place(step, first, stop, back)
                 part = (batch * tl.cast(call.Hq, gl.int64) + head) * ((call.Sq + config.BQ - 1) // config.BQ) + at
-                sm90.add_dq_tile(part, (at >= first_before) & (at < stop_before), turn, rings, turns, work, config)
-                mbarrier.arrive(turns.added.index(turn % config.TURNS), count=1)
+                sm90.add_dq_tile(part, (at >= first_before) & (at < stop_before), turn, rings, adding, work, config)
+                sm90.tell_step(adding.added, turn)
                 turn += 1
-        mbarrier.arrive(rings.k.FREE, count=1)
-        item = sm90.next_item(rings.note, round, 4)
+        mbarrier.arrive(rings.k.free, count=1)
+        item = sm90.next_item(rings.notes, round, 4)
         round += 1
 
 
@@ -1063,34 +1013,31 @@ def _differentiate_tile(dk, dv, turn, at, masked, rings, held, terms, call, conf
     Threads read shared memory before they start a product, since later their reads would queue behind the product's. dS
     is stored while the products of dV and dK run.
     """
-    batch, head, kv_head, k0, k_idx = held
+    _batch, _head, _kv_head, k0, _k_idx = held
     BQ: gl.constexpr = config.BQ
     HALF: gl.constexpr = config.BK // 2
-    STAGES: gl.constexpr = config.STAGES
-    DS_STAGES: gl.constexpr = config.DS_STAGES
     dtype: gl.constexpr = rings.q.tiles.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
     no_pairs = gl.zeros([HALF, BQ], gl.float32, layout=pair_layout)
     # Addresses are computed anew: kept over the loop, they would not fit in registers.
     again = sm90.opaque(gl.to_tensor(0))
-    stage = turn % STAGES
-    mbarrier.wait(rings.q.ready.index(stage), turn // STAGES & 1)
+    place = sm90.await_tile(rings.q, turn)
     row_lse = 0.0  # it is taken off with the product
-    terms_tile = rings.rows.index(stage).reshape([BQ, 16])
-    q = rings.q.tiles.index(stage).reshape([BQ, config.BLOCK_D])
+    terms_tile = rings.rows.index(place).reshape([BQ, 16])
+    q = rings.q.tiles.index(place).reshape([BQ, config.BLOCK_D])
     k_rows = rings.k.tiles.index(PART + sm90.opaque(gl.to_tensor(0))).reshape([HALF, config.BLOCK_D])
     qk_token = sm90.start_with_terms(terms_tile, no_pairs, 3)
     qk_token = warpgroup_mma(k_rows, q.permute((1, 0)), qk_token, is_async=True)
     if config.EARLY:
-        mbarrier.wait(rings.d_out.ready.index(stage), turn // STAGES & 1)
+        sm90.await_tile(rings.d_out, turn)
     qk = warpgroup_mma_wait(0, deps=(qk_token,))
-    weight = _weigh_again(qk, row_lse, batch, head, kv_head, at * BQ, k0, k_idx, terms, config, HALF, dtype)
+    weight = _weigh_again(qk, row_lse, terms, dtype)
     if masked:
-        kept = _kept_bits(no_pairs, at * BQ, k0, batch, head, kv_head, call, config, HALF)
+        kept = _kept_bits(no_pairs, at * BQ, k0, call, config, HALF)
         weight &= kept
     if not config.EARLY:
-        mbarrier.wait(rings.d_out.ready.index(stage), turn // STAGES & 1)
-    d_out = rings.d_out.tiles.index(stage).reshape([BQ, config.BLOCK_DV])
+        sm90.await_tile(rings.d_out, turn)
+    d_out = rings.d_out.tiles.index(place).reshape([BQ, config.BLOCK_DV])
     v_rows = rings.v.tiles.index(PART + again).reshape([HALF, config.BLOCK_DV])
     dp_token = sm90.start_with_terms(terms_tile, no_pairs, 0)
     dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), dp_token, is_async=True)
@@ -1100,13 +1047,9 @@ def _differentiate_tile(dk, dv, turn, at, masked, rings, held, terms, call, conf
     dv_token = warpgroup_mma(p, d_out, dv, is_async=True)
     slopes = gl.convert_layout(ds, gl.DotOperandLayout(0, dk.type.layout, 2))
     dk_token = warpgroup_mma(slopes, q, dk, is_async=True)
-    place = turn % DS_STAGES
-    mbarrier.wait(rings.ds.FREE.index(place), (turn // DS_STAGES & 1) ^ 1)
-    rings.ds.tiles.index(PART * DS_STAGES + place + again).store(ds)
-    fence_async_shared()
-    sm90.barrier_arrive(rings.ds.ready + place, 384, 4)
+    sm90.store_slopes(rings.ds, ds, turn, PART * rings.ds.free.shape[0] + again)
     dv, p, dk, slopes = warpgroup_mma_wait(0, deps=(dv_token, p, dk_token, slopes))
-    sm90.barrier_arrive(rings.q.FREE + stage, 288, 4)
+    sm90.release(rings.q, turn)
     return dk, dv
 
 
@@ -1116,30 +1059,25 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
     or from the first on where the order is backwards. dS of both halves goes through shared memory to the warpgroup of
     dQ.
     """
-    scale, Hq, Hkv, Sq, Sk = call
+    scale, _Hq, _Hkv, Sq, Sk = call
     HALF: gl.constexpr = config.BK // 2
     dtype: gl.constexpr = results.dk_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, config.BQ, 16])
     dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, config.BLOCK_D, 16])
     dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, config.BLOCK_DV, 16])
-    n_tiles = (Sk + config.BK - 1) // config.BK
     turn = 0
     round = 0
-    group = Hq // Hkv
     while item < work.n_work:
-        tile, _order, back, item_head = _walked_item(item, n_tiles, work, config)
-        batch, kv_head, start, end = _members(item_head, work, call, config)
+        tile, _order, back, _n_tiles, sums, batch, kv_head, first_head, stop_head = _item(item, work, call, config)
         k0 = tile * config.BK + PART * HALF
         k_idx = (k0 + gl.arange(0, HALF, layout=gl.SliceLayout(1, pair_layout)))[:, None]
         dk = gl.zeros([HALF, config.BLOCK_D], gl.float32, layout=dk_layout)
         dv = gl.zeros([HALF, config.BLOCK_DV], gl.float32, layout=dv_layout)
         mbarrier.wait(rings.k.ready, round & 1)
         mbarrier.wait(rings.v.ready, round & 1)
-        for member in range(start, end):
-            head = kv_head * group + member
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, work, call, config, 0)
-            (own_first, own_stop, own_full_lo, own_full_hi) = _query_runs(tile, batch, head, kv_head, work, call,
-                config, 1 + PART)
+        for head in range(first_head, stop_head):
+            first, stop, _full_lo, _full_hi = _query_runs(tile, call, config, 0)
+            own_first, own_stop, own_full_lo, own_full_hi = _query_runs(tile, call, config, 1 + PART)
             own_first = tl.minimum(tl.maximum(own_first, first), stop)
             own_stop = tl.minimum(tl.maximum(own_stop, own_first), stop)
             own_full_lo = tl.where(Sk < k0 + HALF, 0, own_full_lo)
@@ -1154,36 +1092,33 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
             held = (batch, head, kv_head, k0, k_idx)
             for step in range(begin, end):
                 at = _place(step, first, stop, back)
-                (dk, dv) = _differentiate_tile(dk, dv, turn, at, (at < own_full_lo) | (own_full_hi <= at), rings, held,
+                dk, dv = _differentiate_tile(dk, dv, turn, at, (at < own_full_lo) | (own_full_hi <= at), rings, held,
                     terms, call, config, PART)
                 turn += 1
             for step in range(end, stop - first):
                 sm90.release_queries(turn + step - end, rings, config, PART)
             turn += stop - first - end
 
-        mbarrier.arrive(rings.k.FREE, count=1)
+        mbarrier.arrive(rings.k.free, count=1)
         if config.SHARED:
-            sm90.store_parts(dk * scale, dv, 2 * _part(item_head, tile, n_tiles) + PART, work, config)
-            item = sm90.next_item(rings.note, round, 4)
+            sm90.store_parts(dk * scale, dv, 2 * sums + PART, work, config)
+            item = sm90.next_item(rings.notes, round, 4)
         else:
             # dV takes the place of this half of the values; the copy engine clips both results.
             dv_place = rings.v.tiles.index(PART)
             dv_place.reshape([HALF, config.BLOCK_DV]).store(dv.to(dtype))
             dk = dk * scale
             if config.DK_OVER_DS:
-                for place in gl.static_range(config.DS_STAGES):
-                    used = ((turn + config.DS_STAGES - 1
-                        - place) // config.DS_STAGES)  # so many tiles of dS have been there
-                    mbarrier.wait(rings.ds.FREE.index(place), (used & 1) ^ 1)
+                sm90.await_slopes_read(rings.ds, turn)
             dk_place = results.dk_tiles.index(PART)
             dk_place.reshape([HALF, config.BLOCK_D]).store(dk.to(dtype))
             fence_async_shared()
             BARRIER()
-            COPY_OUT(results.dv_desc, [batch, kv_head, k0, 0], dv_place)
-            COPY_OUT(results.dk_desc, [batch, kv_head, k0, 0], dk_place)
-            item = sm90.next_item(rings.note, round, 4)
+            COPY_OUT(results.dv_desc, (batch, kv_head, k0, 0), dv_place)
+            COPY_OUT(results.dk_desc, (batch, kv_head, k0, 0), dk_place)
+            item = sm90.next_item(rings.notes, round, 4)
             tma.store_wait(0)
-        mbarrier.arrive(rings.v.FREE, count=1)
+        mbarrier.arrive(rings.v.free, count=1)
         round += 1
 
 
@@ -1206,11 +1141,10 @@ def _added_parts(cells, kv_head, tile, n_tiles, shares, PART: tl.constexpr, WIDT
 
 @triton.jit(do_not_specialize=["n_parts", "span", *UNSPECIALIZED])
 def _collect_kernel(
-    dq_parts_ptr, turns_ptr, dq_ptr, parts_ptr, dk_ptr, dv_ptr, n_parts, span, scale, Hq, Hkv, Sq, Sk,
-    dq_strides, dk_strides, dv_strides,
+    dq_parts_ptr, added_ptr, dq_ptr, parts_ptr, dk_ptr, dv_ptr, n_parts, span, scale, Hq, Hkv, Sq, Sk, dq_strides,
+    dk_strides, dv_strides,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr,
-    SHARED: tl.constexpr, ALIGN: tl.constexpr,
+    BK: tl.constexpr, SHARED: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """Brings a tile of dQ from the order of threads to that of the tensor. SHARED: also adds up the partial sums of dK
     and dV for half a tile of keys.
@@ -1218,7 +1152,7 @@ def _collect_kernel(
     part = tl.cast(tl.program_id(0), tl.int64)
     if part < n_parts:
         n_tiles = tl.cdiv(Sq, BQ)
-        met = tl.load(turns_ptr + part) > 0  # else no tile of keys has stored a part
+        met = tl.load(added_ptr + part) > 0  # else no tile of keys has stored a part
         held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
         parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
         dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
@@ -1245,25 +1179,22 @@ def _collect_kernel(
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'span', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_backward_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, terms_desc, dq_parts_ptr, parts_ptr, turns_ptr, queue_ptr,
+    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, terms_desc, dq_parts_ptr, parts_ptr, added_ptr, queue_ptr,
     n_work, together, span, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
-    BK: gl.constexpr,
-    STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, SHARED: gl.constexpr, SPARE: gl.constexpr,
-    FAST: gl.constexpr,
+    BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+    EARLY: gl.constexpr, BACKWARDS: gl.constexpr, SHARED: gl.constexpr, SPARE: gl.constexpr,
 ):
     """dK and dV of one tile of keys, and its part of dQ, which is added after those of the previous tiles in the order.
 
     Programs take items in order, and an item waits only for items that have begun, so there is no deadlock.
     """
-    # Hardware barriers. Triton uses the first seven of sixteen; DS_STAGES tell that dS is stored, one that the next
+    # Hardware barriers. Triton uses the first seven of sixteen; DS_PLACES tell that dS is stored, one that the next
     # item is read, STAGES that a place of queries is free.
     # Four warpgroups share 512 registers a thread: two for dS, one for dQ, one of single warps.
     HELD: gl.constexpr = 208
-    TURNS: gl.constexpr = 2
-    DS_STAGES: gl.constexpr = 2
+    DS_PLACES: gl.constexpr = 2
     DS_STORED: gl.constexpr = 7
-    READ: gl.constexpr = DS_STORED + DS_STAGES
+    READ: gl.constexpr = DS_STORED + DS_PLACES
     FREE: gl.constexpr = READ + 1
     gl.static_assert(FREE + STAGES <= 16)
     DK_OVER_DS: gl.constexpr = BLOCK_D == 128  # with terms, shared memory has no room for dK
@@ -1271,48 +1202,42 @@ def _hopper_backward_kernel(
     HALF: gl.constexpr = BK // 2
     dtype: gl.constexpr = q_desc.dtype
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, BQ], dtype)
-    work = _BackwardWork(terms_desc, dq_parts_ptr, parts_ptr, turns_ptr, queue_ptr, n_work, together, span)
+    work = _BackwardWork(terms_desc, dq_parts_ptr, parts_ptr, added_ptr, queue_ptr, n_work, together, span)
     call = _BackwardCall(scale, Hq, Hkv, Sq, Sk)
-    config: gl.constexpr = _BackwardConfig(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, SHARED, TURNS,
-        DS_STAGES, DK_OVER_DS, FAST)
+    config: gl.constexpr = _BackwardConfig(BLOCK_D, BLOCK_DV, BQ, BK, EARLY, BACKWARDS, SHARED, DK_OVER_DS)
     k_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_DV], v_desc.layout)
     q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_D], q_desc.layout)
     d_out_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_DV], d_out_desc.layout)
-    ds_tiles = gl.allocate_shared_memory(dtype, [2 * DS_STAGES, HALF, BQ], ds_layout)
+    ds_tiles = gl.allocate_shared_memory(dtype, [2 * DS_PLACES, HALF, BQ], ds_layout)
     if DK_OVER_DS:
-        gl.static_assert(DS_STAGES * BQ == BLOCK_D)
+        gl.static_assert(DS_PLACES * BQ == BLOCK_D)
         dk_tiles = REINTERPRET(ds_tiles, dtype, [2, 1, 1, HALF, BLOCK_D], dk_desc.layout)
     else:
         dk_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], dk_desc.layout)
     row_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, 1, BQ, 16], terms_desc.layout)
-    note = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    k_ring = sm90.Ring(k_tiles, sm90.initialized(1, 1).index(0), sm90.initialized(1, 3).index(0))
-    v_ring = sm90.Ring(v_tiles, sm90.initialized(1, 1).index(0), sm90.initialized(1, 2).index(0))
-    q_ring = sm90.Ring(q_tiles, sm90.barriers(STAGES), FREE)
-    d_out_ring = sm90.Ring(d_out_tiles, sm90.barriers(STAGES), FREE)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(q_ring.ready.index(i), count=1)
-        mbarrier.init(d_out_ring.ready.index(i), count=1)
-    note_ring = sm90.Ring(note, sm90.initialized(1, 1).index(0), READ)
-    turns = sm90.Turns(sm90.barriers(TURNS), sm90.barriers(TURNS), sm90.barriers(TURNS))
-    for i in gl.static_range(TURNS):
-        mbarrier.init(turns.ready.index(i), count=1)
-        mbarrier.init(turns.added.index(i), count=1)
-        mbarrier.init(turns.passed.index(i), count=1)
-    ds_ring = sm90.Ring(ds_tiles, DS_STORED, sm90.initialized(DS_STAGES, 1))
+    note = gl.allocate_shared_memory(gl.int32, [1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    # Two warpgroups read queries and dO, and three the keys; the values make room for dV.
+    QUERIES_SHARED: gl.constexpr = sm90.WARP + 2 * sm90.WARPGROUP
+    held_keys = sm90.Held(k_tiles, sm90.initialized(1, 1).index(0), sm90.initialized(1, 3).index(0))
+    held_values = sm90.Held(v_tiles, sm90.initialized(1, 1).index(0), sm90.initialized(1, 2).index(0))
+    q_ring = sm90.ring(q_tiles, FREE, STAGES, QUERIES_SHARED, 1)
+    d_out_ring = sm90.ring(d_out_tiles, FREE, STAGES, QUERIES_SHARED, 1)
+    notes = sm90.ring(note, READ, 1, 3 * (sm90.WARP + sm90.WARPGROUP), 1)
+    adding = sm90.Adding(sm90.initialized(2, 1), sm90.initialized(2, 1), sm90.initialized(2, 1))
+    ds = sm90.Handover(ds_tiles, DS_STORED, sm90.initialized(DS_PLACES, 1), 3 * sm90.WARPGROUP)
     fence_async_shared()
-    rings = _BackwardRings(k_ring, v_ring, q_ring, d_out_ring, row_tiles, ds_ring, note_ring)
+    rings = _BackwardRings(held_keys, held_values, q_ring, d_out_ring, row_tiles, ds, notes)
     results = _BackwardResults(dk_desc, dv_desc, dk_tiles)
     item = gl.atomic_add(queue_ptr, 1, sem="relaxed")
     gl.warp_specialize(
         [
             (_differentiate_tiles, (results, item, rings, work, call, config, 0)),
             (_differentiate_tiles, (results, item, rings, work, call, config, 1)),
-            (_add_dq_tiles, (item, rings, turns, work, call, config)),
+            (_add_dq_tiles, (item, rings, adding, work, call, config)),
             (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, item, rings, work, call, config)),
-            (_await_turns, (item, rings, turns, work, call, config)),
-            (_pass_turns, (item, rings, turns, work, call, config)),
+            (_await_parts, (item, rings, adding, work, call, config)),
+            (_note_parts, (item, rings, adding, work, call, config)),
         ],
         [4, 4, 1, 1, 1],
         [HELD, 512 - SPARE - 2 * HELD, SPARE, SPARE, SPARE],
@@ -1321,11 +1246,11 @@ def _hopper_backward_kernel(
 
 _DkdvRings = namedtuple("_DkdvRings", "k v q d_out pairs lse_tiles delta_tiles")
 _DkdvWork = namedtuple("_DkdvWork", "lse_ptr delta_ptr n_work together")
-_DkdvConfig = namedtuple("_DkdvConfig", "D Dv BLOCK_D BLOCK_DV BQ BK STAGES AHEAD FAST")
+_DkdvConfig = namedtuple("_DkdvConfig", "BLOCK_D BLOCK_DV BQ BK")
 
 
 @gluon.jit
-def _queries_met(k0, batch, head, kv_head, work, call, config: gl.constexpr):
+def _queries_met(k0, call, config: gl.constexpr):
     """The tiles of queries that BK keys from k0 on meet (`_query_tiles`), up to the last tile."""
     _scale, _Hq, _Hkv, Sq, Sk = call
     BQ: gl.constexpr = config.BQ
@@ -1343,7 +1268,6 @@ def _load_query_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, con
     """
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    STAGES: gl.constexpr = config.STAGES
     tile, batch, kv_head = _key_item(gl.program_id(0), (call.Sk + BK - 1) // BK, call.Hkv, work.n_work, work.together)
     k0 = tile * BK
     mbarrier.expect(rings.k.ready, k_desc.block_type.nbytes)
@@ -1354,10 +1278,9 @@ def _load_query_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, con
     COPY_IN(v_desc, [batch, kv_head, k0, 0], rings.v.ready, v_place)
     turn = 0
     group = call.Hq // call.Hkv
-    for member in range(group):
-        head = kv_head * group + member
+    for head in range(kv_head * group, kv_head * group + group):
         row = (batch * tl.cast(call.Hq, gl.int64) + head) * call.Sq
-        _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, batch, head, kv_head, work, call, config)
+        _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, call, config)
         n_steps = tl.maximum(any_hi - any_lo, 1)
         for step in range(n_steps):
             at = any_lo + step
@@ -1365,18 +1288,17 @@ def _load_query_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, con
             queries = q0 + gl.arange(0, BQ, layout=gl.BlockedLayout([1], [32], [1], [0]))
             row_lse = gl.load(work.lse_ptr + row + queries, mask=queries < call.Sq, other=float("inf"))
             delta = gl.load(work.delta_ptr + row + queries, mask=queries < call.Sq, other=0.0)
-            stage = sm90.acquire(rings.q, turn + step, STAGES)
-            sm90.fetch(q_desc, rings.q, stage, batch, head, q0)
-            rings.lse_tiles.index(stage).store(row_lse)
-            mbarrier.arrive(rings.q.ready.index(stage), count=1)
-            stage = sm90.acquire(rings.d_out, turn + step, STAGES)
-            sm90.fetch(d_out_desc, rings.d_out, stage, batch, head, q0)
-            rings.delta_tiles.index(stage).store(delta)
-            mbarrier.arrive(rings.d_out.ready.index(stage), count=1)
+            place = sm90.acquire(rings.q, turn + step)
+            sm90.fetch(q_desc, rings.q, place, (batch, head, q0, 0))
+            rings.lse_tiles.index(place).store(row_lse)
+            mbarrier.arrive(rings.q.ready.index(place), count=1)
+            place = sm90.acquire(rings.d_out, turn + step)
+            sm90.fetch(d_out_desc, rings.d_out, place, (batch, head, q0, 0))
+            rings.delta_tiles.index(place).store(delta)
+            mbarrier.arrive(rings.d_out.ready.index(place), count=1)
         turn += n_steps
-    for last in range(tl.minimum(turn, STAGES)):
-        sm90.barrier_sync(rings.q.FREE + (turn - 1 - last) % STAGES, 288, 1)
-        sm90.barrier_sync(rings.d_out.FREE + (turn - 1 - last) % STAGES, 288, 1)
+    sm90.await_released(rings.q, turn)
+    sm90.await_released(rings.d_out, turn)
 
 
 @gluon.jit
@@ -1387,7 +1309,6 @@ def _weigh_query_tiles(dv_desc, rings, work, call, config: gl.constexpr):
     scale, Hq, Hkv, Sq, Sk = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    STAGES: gl.constexpr = config.STAGES
     dtype: gl.constexpr = dv_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
     dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, config.BLOCK_DV, 16])
@@ -1395,49 +1316,39 @@ def _weigh_query_tiles(dv_desc, rings, work, call, config: gl.constexpr):
     dv = gl.zeros([BK, config.BLOCK_DV], gl.float32, layout=dv_layout)
     tile, batch, kv_head = _key_item(gl.program_id(0), (Sk + BK - 1) // BK, Hkv, work.n_work, work.together)
     k0 = tile * BK
-    k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, pair_layout)))[:, None]
     mbarrier.wait(rings.k.ready, 0)
     turn = 0
     group = Hq // Hkv
-    for member in range(group):
-        head = kv_head * group + member
-        full_lo, full_hi, any_lo, any_hi = _queries_met(k0, batch, head, kv_head, work, call, config)
+    for _head in range(kv_head * group, kv_head * group + group):
+        full_lo, full_hi, any_lo, any_hi = _queries_met(k0, call, config)
         logit_scale = scale * 1.4426950408889634
         terms = (Sq, Sk, logit_scale)
         n_steps = tl.maximum(any_hi - any_lo, 1)
-        stage = turn % STAGES
-        phase = turn // STAGES & 1
-        mbarrier.wait(rings.q.ready.index(stage), phase)
-        qk_token = sm90.start_product(rings.k.tiles, 0, rings.q.tiles.index(stage), no_pairs, config.BLOCK_D)
+        place = sm90.await_tile(rings.q, turn)
+        qk_token = sm90.start_product(rings.k.tiles, 0, rings.q.tiles.index(place), no_pairs, config.BLOCK_D)
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
         for step in range(n_steps):
             at = any_lo + step
-            row_lse = rings.lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :]
-            weight = _weigh_again(qk, row_lse, batch, head, kv_head, at * BQ, k0, k_idx, terms, config, BK, dtype)
+            row_lse = rings.lse_tiles.index(place).load(gl.SliceLayout(0, pair_layout))[None, :]
+            weight = _weigh_again(qk, row_lse, terms, dtype)
             if ((at < full_lo) | (full_hi <= at)):
-                kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, call, config, BK)
+                kept = _kept_bits(qk, at * BQ, k0, call, config, BK)
                 weight &= kept
-            sm90.barrier_arrive(rings.q.FREE + stage, 288, 4)
-            sm90.hand_over(weight, rings.pairs, turn + step, config.AHEAD)
+            sm90.release(rings.q, turn + step)
+            sm90.hand_over(weight, rings.pairs, turn + step)
             p = sm90.unpacked(weight, dtype, gl.DotOperandLayout(0, dv_layout, 2))
-            mbarrier.wait(rings.d_out.ready.index(stage), phase)
-            d_out = rings.d_out.tiles.index(stage).reshape([BQ, config.BLOCK_DV])
-            dv_token = warpgroup_mma(p, d_out, dv, is_async=True)
-            here = stage
+            dv_token = warpgroup_mma(p, sm90.arrived(rings.d_out, turn + step, BQ, config.BLOCK_DV), dv, is_async=True)
             if step + 1 < n_steps:
-                stage = (turn + step + 1) % STAGES
-                phase = (turn + step + 1) // STAGES & 1
-                mbarrier.wait(rings.q.ready.index(stage), phase)
-                qk_token = sm90.start_product(rings.k.tiles, 0, rings.q.tiles.index(stage), no_pairs, config.BLOCK_D)
+                place = sm90.await_tile(rings.q, turn + step + 1)
+                qk_token = sm90.start_product(rings.k.tiles, 0, rings.q.tiles.index(place), no_pairs, config.BLOCK_D)
                 dv, p = warpgroup_mma_wait(1, deps=(dv_token, p))
-                sm90.barrier_arrive(rings.d_out.FREE + here, 288, 4)
+                sm90.release(rings.d_out, turn + step)
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
             else:
                 dv, p = warpgroup_mma_wait(0, deps=(dv_token, p))
-                sm90.barrier_arrive(rings.d_out.FREE + here, 288, 4)
+                sm90.release(rings.d_out, turn + step)
         turn += n_steps
-    for last in range(tl.minimum(turn, config.AHEAD)):
-        sm90.barrier_sync(rings.pairs.FREE + (turn - 1 - last) % config.AHEAD, 256, 4)
+    sm90.await_taken(rings.pairs, turn)
     sm90.store_result(dv_desc, dv, rings.k.tiles.index(0), batch, kv_head, k0, BK, config.BLOCK_DV)
 
 
@@ -1447,7 +1358,6 @@ def _differentiate_query_tiles(dk_desc, rings, work, call, config: gl.constexpr)
     scale, Hq, Hkv, _Sq, Sk = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    STAGES: gl.constexpr = config.STAGES
     dtype: gl.constexpr = dk_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
     dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, config.BLOCK_D, 16])
@@ -1459,37 +1369,29 @@ def _differentiate_query_tiles(dk_desc, rings, work, call, config: gl.constexpr)
     mbarrier.wait(rings.v.ready, 0)
     turn = 0
     group = Hq // Hkv
-    for member in range(group):
-        head = kv_head * group + member
-        _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, batch, head, kv_head, work, call, config)
+    for _head in range(kv_head * group, kv_head * group + group):
+        _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, call, config)
         n_steps = tl.maximum(any_hi - any_lo, 1)
-        stage = turn % STAGES
-        phase = turn // STAGES & 1
-        mbarrier.wait(rings.d_out.ready.index(stage), phase)
-        dp_token = sm90.start_product(rings.v.tiles, 0, rings.d_out.tiles.index(stage), no_pairs, config.BLOCK_DV)
+        place = sm90.await_tile(rings.d_out, turn)
+        dp_token = sm90.start_product(rings.v.tiles, 0, rings.d_out.tiles.index(place), no_pairs, config.BLOCK_DV)
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
         for step in range(n_steps):
-            dp -= rings.delta_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :]
-            sm90.barrier_arrive(rings.d_out.FREE + stage, 288, 4)
-            pairs = sm90.take_over(like, rings.pairs, turn + step, config.AHEAD)
+            dp -= rings.delta_tiles.index(place).load(gl.SliceLayout(0, pair_layout))[None, :]
+            sm90.release(rings.d_out, turn + step)
+            pairs = sm90.take_over(like, rings.pairs, turn + step)
             ds = (sm90.unpacked_wide(pairs, dtype, pair_layout) * dp).to(dtype)
             slopes = gl.convert_layout(ds, gl.DotOperandLayout(0, dk_layout, 2))
-            mbarrier.wait(rings.q.ready.index(stage), phase)
-            dk_token = warpgroup_mma(slopes, rings.q.tiles.index(stage).reshape([BQ, config.BLOCK_D]), dk,
-                is_async=True)
-            here = stage
+            dk_token = warpgroup_mma(slopes, sm90.arrived(rings.q, turn + step, BQ, config.BLOCK_D), dk, is_async=True)
             if step + 1 < n_steps:
-                stage = (turn + step + 1) % STAGES
-                phase = (turn + step + 1) // STAGES & 1
-                mbarrier.wait(rings.d_out.ready.index(stage), phase)
-                dp_token = sm90.start_product(rings.v.tiles, 0, rings.d_out.tiles.index(stage), no_pairs,
+                place = sm90.await_tile(rings.d_out, turn + step + 1)
+                dp_token = sm90.start_product(rings.v.tiles, 0, rings.d_out.tiles.index(place), no_pairs,
                     config.BLOCK_DV)
                 dk, slopes = warpgroup_mma_wait(1, deps=(dk_token, slopes))
-                sm90.barrier_arrive(rings.q.FREE + here, 288, 4)
+                sm90.release(rings.q, turn + step)
                 dp = warpgroup_mma_wait(0, deps=(dp_token,))
             else:
                 dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
-                sm90.barrier_arrive(rings.q.FREE + here, 288, 4)
+                sm90.release(rings.q, turn + step)
         turn += n_steps
     sm90.store_result(dk_desc, dk * scale, rings.v.tiles.index(0), batch, kv_head, k0, BK, config.BLOCK_D)
 
@@ -1497,9 +1399,8 @@ def _differentiate_query_tiles(dk_desc, rings, work, call, config: gl.constexpr)
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_dkdv_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
-    BK: gl.constexpr,
-    STAGES: gl.constexpr, AHEAD: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+    BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+    AHEAD: gl.constexpr, SPARE: gl.constexpr,
 ):
     """dK and dV of one tile of keys: a consumer warpgroup for the weights and dV, one for dS and dK, since the
     registers of one do not hold both results, and a producer warp.
@@ -1522,18 +1423,16 @@ def _hopper_dkdv_kernel(
     handed = gl.allocate_shared_memory(gl.int32, [AHEAD, BK * BQ // 2], plain)
     lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], plain)
     delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], plain)
-    k_ring = sm90.Ring(k_tile, sm90.initialized(1, 1).index(0), None)
-    v_ring = sm90.Ring(v_tile, sm90.initialized(1, 1).index(0), None)
-    q_ring = sm90.Ring(q_tiles, sm90.barriers(STAGES), Q_FREE)
-    d_out_ring = sm90.Ring(d_out_tiles, sm90.barriers(STAGES), D_OUT_FREE)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(q_ring.ready.index(i), count=2)
-        mbarrier.init(d_out_ring.ready.index(i), count=2)
-    rings = _DkdvRings(k_ring, v_ring, q_ring, d_out_ring, sm90.Ring(handed, HANDED, TAKEN), lse_tiles, delta_tiles)
+    keys = sm90.Held(k_tile, sm90.initialized(1, 1).index(0), None)
+    values = sm90.Held(v_tile, sm90.initialized(1, 1).index(0), None)
+    q_ring = sm90.ring(q_tiles, Q_FREE, STAGES, sm90.WARP + 2 * sm90.WARPGROUP, 2)
+    d_out_ring = sm90.ring(d_out_tiles, D_OUT_FREE, STAGES, sm90.WARP + 2 * sm90.WARPGROUP, 2)
+    handover = sm90.Handover(handed, HANDED, TAKEN, 2 * sm90.WARPGROUP)
+    rings = _DkdvRings(keys, values, q_ring, d_out_ring, handover, lse_tiles, delta_tiles)
     fence_async_shared()
     work = _DkdvWork(lse_ptr, delta_ptr, n_work, together)
     call = _BackwardCall(scale, Hq, Hkv, Sq, Sk)
-    config: gl.constexpr = _DkdvConfig(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, FAST)
+    config: gl.constexpr = _DkdvConfig(BLOCK_D, BLOCK_DV, BQ, BK)
     gl.warp_specialize(
         [
             (_weigh_query_tiles, (dv_desc, rings, work, call, config)),
@@ -1547,11 +1446,11 @@ def _hopper_dkdv_kernel(
 
 _DqRings = namedtuple("_DqRings", "q d_out k v")
 _DqWork = namedtuple("_DqWork", "lse_ptr delta_ptr n_work together")
-_DqConfig = namedtuple("_DqConfig", "D Dv BLOCK_D BLOCK_DV BQ BK K_STAGES V_STAGES FAST")
+_DqConfig = namedtuple("_DqConfig", "BLOCK_D BLOCK_DV BQ BK")
 
 
 @gluon.jit
-def _keys_met(q0, batch, head, kv_head, work, call, config: gl.constexpr):
+def _keys_met(q0, call, config: gl.constexpr):
     """The tiles of keys that BQ queries from q0 on meet (`_key_tiles`), up to the last tile."""
     _scale, _Hq, _Hkv, Sq, Sk = call
     BQ: gl.constexpr = config.BQ
@@ -1568,7 +1467,7 @@ def _load_key_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, confi
     """The producer warp: fetches queries and dO once, keys and values as far ahead as the rings have room."""
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    (tile, batch, head) = _key_item(work.n_work - 1 - gl.program_id(0), (call.Sq + BQ - 1) // BQ, call.Hq, work.n_work,
+    tile, batch, head = _key_item(work.n_work - 1 - gl.program_id(0), (call.Sq + BQ - 1) // BQ, call.Hq, work.n_work,
         work.together)
     kv_head = head // (call.Hq // call.Hkv)
     for part in gl.static_range(2):
@@ -1577,18 +1476,18 @@ def _load_key_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, confi
         mbarrier.expect(ready, q_desc.block_type.nbytes + d_out_desc.block_type.nbytes)
         COPY_IN(q_desc, [batch, head, q0, 0], ready, rings.q.tiles.index(part))
         COPY_IN(d_out_desc, [batch, head, q0, 0], ready, rings.d_out.tiles.index(part))
-    _full_hi, any_hi = _keys_met(tile * BQ, batch, head, kv_head, work, call, config)
+    _full_hi, any_hi = _keys_met(tile * BQ, call, config)
     n_steps = tl.maximum(any_hi, 1)
     for step in range(n_steps):
         at = step
-        sm90.load_tile(k_desc, rings.k, step, batch, kv_head, at * BK, config.K_STAGES)
-        sm90.load_tile(v_desc, rings.v, step, batch, kv_head, at * BK, config.V_STAGES)
-    sm90.await_released(rings.k, n_steps, config.K_STAGES)
-    sm90.await_released(rings.v, n_steps, config.V_STAGES)
+        sm90.fetch(k_desc, rings.k, sm90.acquire(rings.k, step), (batch, kv_head, at * BK, 0))
+        sm90.fetch(v_desc, rings.v, sm90.acquire(rings.v, step), (batch, kv_head, at * BK, 0))
+    sm90.await_released(rings.k, n_steps)
+    sm90.await_released(rings.v, n_steps)
 
 
 @gluon.jit
-def _weigh_rows(qk, row_lse, batch, kv_head, k0, masked, terms, config: gl.constexpr):
+def _weigh_rows(qk, row_lse, k0, masked, terms, config: gl.constexpr):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1; if the score is not linear, also times its derivative.
     """
     _Sk, logit_scale, row_term = terms
@@ -1604,7 +1503,7 @@ def _weigh_rows(qk, row_lse, batch, kv_head, k0, masked, terms, config: gl.const
 @gluon.jit
 def _differentiate_key_tiles(dq_desc, rings, work, call, config: gl.constexpr, PART: gl.constexpr):
     """A consumer warpgroup: 64 queries, one product after the other. The other consumer fills the gaps."""
-    scale, Hq, Hkv, Sq, Sk = call
+    scale, Hq, _Hkv, Sq, Sk = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     dtype: gl.constexpr = dq_desc.dtype
@@ -1613,10 +1512,9 @@ def _differentiate_key_tiles(dq_desc, rings, work, call, config: gl.constexpr, P
     rows_layout: gl.constexpr = gl.SliceLayout(1, pair_layout)
     no_pairs = gl.zeros([64, BK], gl.float32, layout=pair_layout)
     dq = gl.zeros([64, config.BLOCK_D], gl.float32, layout=dq_layout)
-    (tile, batch, head) = _key_item(work.n_work - 1 - gl.program_id(0), (Sq + BQ - 1) // BQ, Hq, work.n_work,
+    tile, batch, head = _key_item(work.n_work - 1 - gl.program_id(0), (Sq + BQ - 1) // BQ, Hq, work.n_work,
         work.together)
-    kv_head = head // (Hq // Hkv)
-    full_hi, any_hi = _keys_met(tile * BQ, batch, head, kv_head, work, call, config)
+    full_hi, any_hi = _keys_met(tile * BQ, call, config)
     n_steps = tl.maximum(any_hi, 1)
     q0 = tile * BQ + PART * 64
     queries = q0 + gl.arange(0, 64, layout=rows_layout)
@@ -1629,32 +1527,29 @@ def _differentiate_key_tiles(dq_desc, rings, work, call, config: gl.constexpr, P
     terms = (Sk, logit_scale, row_term)
     mbarrier.wait(rings.q.ready.index(PART), 0)
     for step in range(n_steps):
-        stage = step % config.K_STAGES
-        v_stage = step % config.V_STAGES
-        mbarrier.wait(rings.k.ready.index(stage), step // config.K_STAGES & 1)
-        qk_token = sm90.start_product(rings.q.tiles, PART, rings.k.tiles.index(stage), no_pairs, config.BLOCK_D)
+        k_place = sm90.await_tile(rings.k, step)
+        qk_token = sm90.start_product(rings.q.tiles, PART, rings.k.tiles.index(k_place), no_pairs, config.BLOCK_D)
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
         at = step
-        p = _weigh_rows(qk, row_lse, batch, kv_head, at * BK, full_hi <= at, terms, config)
-        mbarrier.wait(rings.v.ready.index(v_stage), step // config.V_STAGES & 1)
-        v_tile = rings.v.tiles.index(v_stage
-            + sm90.opaque(gl.to_tensor(0)))  # where there is one stage its address stays, too
+        p = _weigh_rows(qk, row_lse, at * BK, full_hi <= at, terms, config)
+        v_place = sm90.await_tile(rings.v, step)
+        v_tile = rings.v.tiles.index(v_place
+            + sm90.opaque(gl.to_tensor(0)))  # where there is one place its address stays, too
         dp_token = sm90.start_product(rings.d_out.tiles, PART, v_tile, no_pairs, config.BLOCK_DV)
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
-        sm90.barrier_arrive(rings.v.FREE + v_stage, 288, 4)
+        sm90.release(rings.v, step)
         slopes = gl.convert_layout((p * (dp - delta)).to(dtype), gl.DotOperandLayout(0, dq_layout, 2))
-        dq_token = warpgroup_mma(slopes, rings.k.tiles.index(stage).reshape([BK, config.BLOCK_D]), dq, is_async=True)
+        dq_token = warpgroup_mma(slopes, rings.k.tiles.index(k_place).reshape([BK, config.BLOCK_D]), dq, is_async=True)
         dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
-        sm90.barrier_arrive(rings.k.FREE + stage, 288, 4)
+        sm90.release(rings.k, step)
     sm90.store_result(dq_desc, dq * scale, rings.q.tiles.index(PART), batch, head, q0, 64, config.BLOCK_D)
 
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_dq_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dq_desc, lse_ptr, delta_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
-    BK: gl.constexpr,
-    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+    BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr,
+    V_STAGES: gl.constexpr, SPARE: gl.constexpr,
 ):
     """dQ of 128 queries, and their part of params' gradients: two consumer warpgroups, and a producer warp."""
     # Hardware barriers. Triton uses the first six of sixteen; these tell that a place is free.
@@ -1667,13 +1562,14 @@ def _hopper_dq_kernel(
     k_tiles = gl.allocate_shared_memory(dtype, [K_STAGES, 1, 1, BK, BLOCK_D], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [V_STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
     q_ready = sm90.initialized(2, 1)
-    k_ring = sm90.Ring(k_tiles, sm90.initialized(K_STAGES, 1), K_FREE)
-    v_ring = sm90.Ring(v_tiles, sm90.initialized(V_STAGES, 1), V_FREE)
-    rings = _DqRings(sm90.Ring(q_tiles, q_ready, None), sm90.Ring(d_out_tiles, q_ready, None), k_ring, v_ring)
+    THREADS: gl.constexpr = sm90.WARP + 2 * sm90.WARPGROUP
+    k_ring = sm90.ring(k_tiles, K_FREE, K_STAGES, THREADS, 1)
+    v_ring = sm90.ring(v_tiles, V_FREE, V_STAGES, THREADS, 1)
+    rings = _DqRings(sm90.Held(q_tiles, q_ready, None), sm90.Held(d_out_tiles, q_ready, None), k_ring, v_ring)
     fence_async_shared()
     work = _DqWork(lse_ptr, delta_ptr, n_work, together)
     call = _BackwardCall(scale, Hq, Hkv, Sq, Sk)
-    config: gl.constexpr = _DqConfig(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, FAST)
+    config: gl.constexpr = _DqConfig(BLOCK_D, BLOCK_DV, BQ, BK)
     gl.warp_specialize(
         [
             (_differentiate_key_tiles, (dq_desc, rings, work, call, config, 0)),
@@ -1737,10 +1633,10 @@ SPLIT = """
 """
 
 # The forward kernel for compute capability 9.0, by head dims of (q and k, v), rounded up. PIPELINED: a warpgroup
-# overlaps its own products; ORDERED: warpgroups start products in turn; REGISTERS of a consumer's thread, SPARE those
-# of a producer's. together: at least so many heads take their tiles in turn; ahead: or as many as have so many tiles in
-# all. SCHEDULE: `once`, a program takes one tile; `queue`, the next one until none is left. OUT_APART: results have
-# shared memory of their own.
+# overlaps its own products; ORDERED: warpgroups start products one after the other; REGISTERS of a consumer's thread,
+# SPARE those of a producer's. together: at least so many heads lie side by side; ahead: or as many as have so many
+# tiles in all. SCHEDULE: `once`, a program takes one tile; `queue`, the next one until none is left. OUT_APART: results
+# have shared memory of their own.
 HOPPER = """
     head dims | BQ  BK  STAGES PIPELINED ORDERED REGISTERS SPARE together ahead SCHEDULE OUT_APART
     64 64     | 192 128 2      no        yes     160       32    8        256   queue    yes
@@ -1773,6 +1669,12 @@ HOPPER_APART = """
 
 
 # ---------------------------------------------------------------- launches
+
+
+SHORT_ROWS = 12 * 2**20  # bytes of a head's rows of Q, dO and dQ: fewer are read quickly from anywhere
+CACHED_ROWS = 24 * 2**20  # likewise: more have left the cache when the next item begins
+LIVE_ROWS = 144 * 2**20  # likewise, of all heads side by side: at most
+MOST_SUMS = 2**30  # bytes of a call's partial sums where each query head has items of its own: at most
 
 
 def _forward_launches(known, q, k, v, out) -> tuple:
@@ -1814,14 +1716,13 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked) -> tup
     if usual and (row := host.hopper_row(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None:
         BQ, BK = row.BQ, row.BK
         n_tiles, n_parts = host.ceil(Sk, BK), host.ceil(Sq, BQ) * B * Hq
-        size = Sq * (6 * D + 2 * Dv)
-        (heads, group, wanted) = (B * Hkv, Hq // Hkv,
-            (16 if size < 12582912 else max(2, min(8, 150994944 // size))) if 25165824 < size
-            or (32 <= n_tiles and 1073741824 < B * Hq * n_tiles * (512 * (D + Dv))) else 32 if n_tiles < 32 else B * Hq)
+        size = Sq * (6 * D + 2 * Dv)  # bytes of a head's rows of Q, dO and dQ
+        heads, group = B * Hkv, Hq // Hkv
+        wanted = ((16 if size < SHORT_ROWS else max(2, min(8, LIVE_ROWS // size))) if CACHED_ROWS < size
+            or (32 <= n_tiles and MOST_SUMS < B * Hq * n_tiles * (512 * (D + Dv))) else 32 if n_tiles < 32 else B * Hq)
         span = host.equal_share(group, heads, wanted)
         shares = (group + span - 1) // span
-        (together,
-            backwards) = ((wanted, False) if span > 1 or size > 25165824
+        together, backwards = ((wanted, False) if span > 1 or size > CACHED_ROWS
             else (max(row.together, row.ahead // n_tiles), row.BACKWARDS))
         n_work, n_cells = n_tiles * heads * shares, (n_parts + 3) // 4 * 4
         blocks = {name: known.wide[name] for name in ("BLOCK_D", "BLOCK_DV")}
@@ -1829,7 +1730,7 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked) -> tup
         return (host.Launch(_rows_kernel, host.ceil(Sq, 32) * B * Hq,
             dict(Dv=Dv, ROWS=32, ALIGN=align, HAS_D_LSE=has_d_lse), scalars=dict(lse=None, delta=None),
             buffers=dict(terms=((B, Hq, Sq, 16), torch.bfloat16)), names=dict(lse="natural_lse", scaled_lse="lse"),
-            counters=dict(queue=n_cells, turns=n_cells)),
+            counters=dict(queue=n_cells, added=n_cells)),
             host.HopperLaunch(_hopper_backward_kernel, min(n_work, host.multiprocessors(q.device)),
                 dict(**known.wide, BQ=BQ, BK=BK, STAGES=row.STAGES, EARLY=row.EARLY, SPARE=row.SPARE,
                 BACKWARDS=backwards, SHARED=shares > 1),

@@ -25,14 +25,14 @@ LINES, ARGUMENTS, OPERANDS = 80, 12, {"portable": 24, "auto": 37}
 those of a kernel that the host launches: in portable kernels of `causal` at most 24, the aim for all. Sizes come one by
 one, since Triton compiles a kernel again for other numbers in a tuple."""
 SIZES = {
-    "": 1920,
+    "": 1830,
     "--arch portable": 560,
-    "--arch sm_90 --head-dim 128": 1420,
-    "--arch sm_90 --head-dim 128 --forward": 680,
-    "--geometry lengths,packed,pieces": 6900,
+    "--arch sm_90 --head-dim 128": 1380,
+    "--arch sm_90 --head-dim 128 --forward": 670,
+    "--geometry lengths,packed,pieces": 6350,
 }
 """Lines of the own part of causal's file at most, by option. The aims are 1,550, 560, 1,150, 600 and 5,500."""
-RUNTIME = 3740
+RUNTIME = 3850
 """Lines of the runtime at most; the aim is 3,200."""
 
 
@@ -92,7 +92,7 @@ def test_portable_kernels_take_few_operands() -> None:
 def test_the_forward_kernel_of_hopper_cards_has_no_exception(name: str) -> None:
     tree = module(name, arch="sm_90", head_dim=128, forward=True)
     found = {f.name: f for f in functions(tree) if is_jit(f)}
-    assert {"_load_tiles", "_attend_tiles", "_attend_overlapped", "_store_tile", "_weigh"} <= found.keys()
+    assert {"_load_tiles", "_attend_tiles", "_attend", "_store_tile", "_weigh"} <= found.keys()
     assert not {f for f, node in found.items() if (node.end_lineno or 0) - node.lineno >= LINES}
 
 

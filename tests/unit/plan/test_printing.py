@@ -250,7 +250,7 @@ def test_kernels_of_compute_capability_9() -> None:
         "        own_full_hi = 0 if Sk < k0 + HALF else own_full_hi",
     ]
     assert "    dQ is added in turn: each waits for the tile of keys before it" in lines
-    counts = lines.index("        counts: queue, turns; (n_parts + 3) // 4 * 4 ints each, for n_parts tiles of dQ")
+    counts = lines.index("        counts: queue, added; (n_parts + 3) // 4 * 4 ints each, for n_parts tiles of dQ")
     assert lines[counts + 1 : counts + 3] == [
         "        a program that prepares 32 rows clears 128 ints",
         "        sequences: if tiles of 64 queries are at most 30 times those programs",

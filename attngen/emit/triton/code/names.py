@@ -8,8 +8,8 @@ from attngen.emit.text.reserved import BUILTINS, PARTS, POSITIONS, RUNS, templat
 
 _MOST_DIMS = 9
 _LINES = frozenset({
-    "above", "below", "cell", "cells", "check", "counters", "counts", "d_lse", "delta_ptr", "deltas", "distances",
-    "dq_parts", "n_counters", "num_warps", "drop", "exists",
+    "above", "added", "below", "cell", "cells", "check", "counters", "counts", "d_lse", "delta_ptr", "deltas",
+    "distances", "dq_parts", "n_counters", "num_warps", "drop", "exists",
     "exponent", "flat", "holds", "inside", "inv_den", "inv_keep", "k_safe", "key_counts", "key_tiles", "largest",
     "last", "lists", "n_full", "n_walked", "natural_lse", "needed", "num_stages", "own_first", "own_stop", "pairs",
     "precise", "q_safe", "query_counts", "query_tiles", "queue", "row_ref", "scaled_lse", "seed", "seed_ptr",

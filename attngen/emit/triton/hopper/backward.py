@@ -179,7 +179,7 @@ class GluonBackwardView:
     @property
     def turns(self) -> str:
         """The template of who adds to a tile of dQ before a tile of keys."""
-        return "turns_listed" if self.lists else "turns_in_order"
+        return "order_listed" if self.lists else "order_before"
 
     @property
     def dk_over_ds(self) -> str:
@@ -228,7 +228,7 @@ def gluon_backward_view(
             *(("q_slots", "k_slots") if sequences else ()),
             *unspecialized(params, sizes),
         ],
-        work=(*rows, "dq_parts_ptr", "parts_ptr", "turns_ptr", "queue_ptr", "n_work", "together", "span", *lists),
+        work=(*rows, "dq_parts_ptr", "parts_ptr", "added_ptr", "queue_ptr", "n_work", "together", "span", *lists),
         walk=assigned_lines(backward.hull.steps, printer),
         part=_hull_part_view(backward.part, printer),
         runs=("first", "stop", *(name.removeprefix("own_") for name in ends)),
@@ -394,7 +394,7 @@ def gluon_apart_view(
         keys=_walk_view(apart.keys, plan.key_loops, printer, _QUERIES, _KEYS),
         dkdv_work=(*work[0], *work[1], *(("walks_ptr",) if apart.queries.lists else ())),
         dq_work=(*work[0], *(s.pointer for s in sums), *work[1], *(("walks_ptr",) if apart.keys.lists else ())),
-        dq_config=(*sizes_of_tiles, "K_STAGES", "V_STAGES", *flags, "FAST"),
+        dq_config=(*sizes_of_tiles, *flags, "FAST"),
         item=replace(printer, names={**printer.names, **_PROGRAMS}).text(plan.tile_in_turn),
         dq_terms=_terms("Sk", *dq.arguments),
         products=_slope(_factor(dq)),

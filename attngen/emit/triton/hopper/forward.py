@@ -38,7 +38,7 @@ from attngen.plan.table import Table, keyed
 _CONVERTED = "gl.convert_layout(weight.to(config.dtype), weight_layout)"
 _WITH_EXTRA = "acc, row_sum, total = sm90.with_extra(acc, row_sum, total, extra)"
 _TILES = ("BLOCK_D", "BLOCK_DV", "BQ", "BK", "STAGES", "SCHEDULE", "ORDERED", "OUT_APART", "PIPELINED")
-_DERIVED = ("Q_COLS", "K_COLS", "K_PARTS", "PARTS", "SHARE", "ORDER", "dtype", "qk_layout")
+_DERIVED = ("Q_COLS", "K_COLS", "K_PARTS", "PARTS", "ORDER", "dtype", "qk_layout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,20 +68,15 @@ class FormView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareView:
-    """The steps of a tile's walk at which a warpgroup's own queries meet a tile: `first … stop - 1`, or up to
-    `overlapped_stop` where it overlaps its own products.
-
-    The lines `bound` bind these. `released_before` and `released_after` release the tiles of the other steps;
-    `released_in_turn` does so only where the warpgroup does not overlap its own products.
+    """The steps of a tile's walk at which a warpgroup's own queries meet a tile: `first … stop - 1`. The lines `bound`
+    bind these. `released_before` and `released_after` release the tiles of the other steps.
     """
 
     first: str
     stop: str
-    overlapped_stop: str
     bound: tuple[str, ...]
     released_before: tuple[str, ...]
     released_after: tuple[str, ...]
-    released_in_turn: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,9 +171,9 @@ class GluonView:
 
     @property
     def clearing(self) -> str:
-        """Clears the rows of a tile of values whose keys no query may attend to."""
+        """Clears the rows of the tile of values of a step, yet to be named, whose keys no query may attend to."""
         arguments = ", ".join(self.kept.arguments if self.kept else ())
-        values = "v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV])"
+        values = "sm90.arrived(rings.v, turn + {}, BK, config.BLOCK_DV)"
         return f"_clear_rows({values}, at * BK, {arguments}, BK, config.BLOCK_DV)"
 
     @property
@@ -237,7 +232,7 @@ def gluon_view(
         outputs=outputs,
         call=(*listed, *frame.arguments),
         arguments=("queue_ptr", "n_work", "together", *own, *listed, *frame.arguments),
-        config=(*_read_by(code, kept, rest), *_TILES[1:], *rest, *_DERIVED, *fetches, *flags),
+        config=("D", "Dv", "FAST", *_TILES[1:], *rest, *_DERIVED, *fetches, *flags),
         constants=("D", "Dv", *_TILES, "REGISTERS", "SPARE", "FAST", *rest, *fetches, *flags[1:]),
         unspecialized=["n_work", "together", *own[1:], *unspecialized(frame.params, frame.sizes)],
         lists=lists,
@@ -281,15 +276,6 @@ def _read(names: Iterable[str], lines: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name in read)
 
 
-def _read_by(code: KernelCode, kept: KeptView | None, rest: tuple[str, ...]) -> tuple[str, ...]:
-    """The constants that not every spec reads."""
-    lines = (code.head_lines, code.held_lines, code.along(), code.score_lines, code.weight_lines, code.mask_lines)
-    texts = [*(line for part in lines for line in part), *code.results.values(), code.allowed, *code.range_arguments]
-    names = ("D", "Dv", "FAST")
-    read = {*_read(names, texts), *(kept.arguments if kept else ()), *(("Dv",) if rest else ())}
-    return tuple(name for name in names if name in read)
-
-
 def _terms(code: KernelCode, kept: KeptView | None) -> tuple[str, ...]:
     """What the functions of a tile unpack: at least one name."""
     texts = (code.results.get(name, "") for name in ("unit", "stream", "factor", "rise", "row"))
@@ -309,17 +295,17 @@ def _share_view(share: Share, loops: Loops, printer: Printer, call: str) -> Shar
     bound += [f"{name} = {value}" for name, value in (("own_first", first), ("own_stop", stop)) if value]
 
     def released(steps: str) -> tuple[str, ...]:
-        return f"for step in range({steps}):", "    sm90.release_tile(turn + step, k_ring, v_ring, config, PART)"
+        parts = "config.ORDER, PART, (PART + 1) % config.PARTS"
+        return f"for step in range({steps}):", f"    sm90.pass_by(turn + step, rings.k, rings.v, {parts})"
 
-    after = released("own_stop, n_steps") if stop else ()
+    if stop and not share.pipelined:
+        bound.append("own_stop = n_steps if config.PIPELINED else own_stop")
     return ShareView(
         first="own_first" if first else "0",
         stop="own_stop" if stop else "n_steps",
-        overlapped_stop="own_stop" if stop and share.pipelined else "n_steps",
         bound=tuple(bound),
         released_before=released("own_first") if first else (),
-        released_after=after if share.pipelined else (),
-        released_in_turn=() if share.pipelined else after,
+        released_after=released("own_stop, n_steps") if stop else (),
     )
 
 

@@ -5,6 +5,7 @@ Takes the plan's `Shares` and `Wanted`, returns a `SharesView` and the lines of 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from attngen.emit.torch_shared.expressions import python
@@ -12,7 +13,10 @@ from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.orders import plainly
 from attngen.ir.nodes import Expr, Symbol
 from attngen.ir.walk import nodes
-from attngen.plan.mask.shares import CACHED, Shares, Wanted
+from attngen.plan.mask.shares import CACHED, LIVE, PARTS, SHORT, Shares, Wanted
+
+_LIMITS = {SHORT: "SHORT_ROWS", CACHED: "CACHED_ROWS", LIVE: "LIVE_ROWS", PARTS: "MOST_SUMS"}
+"""The names of the plan's limits in `templates/triton/host/launching.py.j2`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,9 @@ def host_lines(shares: Shares, wanted: Wanted, *, sequences: bool = False) -> tu
     when, in_turn = ("span > 1",) * wanted.onwards, "wanted"
     size: tuple[str, ...] = ()
     if wanted.long is not None:
-        when, in_turn = (*when, f"size > {CACHED}"), in_turn if wanted.onwards else _host(wanted.long)
-        size = (f"size = {'each * BK' if sequences else 'Sq'} * (6 * D + 2 * Dv)",)
+        when, in_turn = (*when, f"size > {_LIMITS[CACHED]}"), in_turn if wanted.onwards else _host(wanted.long)
+        rows = "each * BK" if sequences else "Sq"
+        size = (f"size = {rows} * (6 * D + 2 * Dv)  # bytes of a head's rows of Q, dO and dQ",)
     items = f"({tiles} * span)" if wanted.whole and not sequences else tiles
     order = f"max(row.together, row.ahead // {items}), row.BACKWARDS"
     if sequences and wanted.paired:  # sequences are unlike, and the mean says little of the longest
@@ -56,7 +61,8 @@ def host_lines(shares: Shares, wanted: Wanted, *, sequences: bool = False) -> tu
     return (
         *(("each = max(1, n_tiles // B)", short) if sequences else ()),
         *size,
-        f"heads, group, wanted = {'Hkv' if sequences else 'B * Hkv'}, Hq // Hkv, {_host(heads)}",
+        f"heads, group = {'Hkv' if sequences else 'B * Hkv'}, Hq // Hkv",
+        f"wanted = {_host(heads)}",
         f"span = {'group if short else ' if sequences else ''}host.equal_share(group, heads, wanted)",
         f"shares = {_host(shares.shares)}",
         f"together, backwards = {order}",
@@ -69,4 +75,5 @@ def host_lines(shares: Shares, wanted: Wanted, *, sequences: bool = False) -> tu
 
 
 def _host(e: Expr) -> str:
-    return python(e, {s.id: s.id for s in nodes(e) if isinstance(s, Symbol)})
+    text = python(e, {s.id: s.id for s in nodes(e) if isinstance(s, Symbol)})
+    return re.sub(r"\b\d+\b", lambda number: _LIMITS.get(int(number[0]), number[0]), text)
