@@ -80,7 +80,7 @@ FAULTS: dict[str, tuple[str, Change]] = {
     "two items leave their sums in one place": ("a race", ("_part(item_head, tile", "_part(item_head // 2, tile")),
     "values are fetched for the group's first member": (
         "deadlock",
-        ("(head == first_head) & (step", "(head == 0) & (step"),
+        ("(member == start) & (step", "(member == 0) & (step"),
     ),
 }
 

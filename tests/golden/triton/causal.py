@@ -570,6 +570,7 @@ def _hopper_forward_kernel(
     k_ring = sm90.ring(k_tiles, K_FREE, STAGES, THREADS, 1)
     rings = _Rings(q_ring, k_ring, sm90.ring(v_tiles, V_FREE, STAGES, THREADS, 1))
     fence_async_shared()
+    BARRIER()  # once here: else the compiler puts one into the loops
     work = _Work(notes, queue_ptr, n_work, together)
     call = _Call(scale, Hq, Hkv, Sq, Sk)
     results = _Results(out_desc, out_tiles, lse_ptr)
@@ -873,17 +874,15 @@ def _tile_before(tile, n_tiles, back):
 
 @gluon.jit
 def _item(item, work, call, config: gl.constexpr):
-    """(tile, order, back, n_tiles, sums, batch, kv_head, first_head, stop_head): an item is a tile of keys of a KV
-    head, and of the query heads that read these the heads first_head … stop_head - 1. `order` is the number of this
-    tile in the order of all, n_tiles, which may go `back`; `sums` that of its partial sums.
+    """(tile, order, back, n_tiles, sums, batch, kv_head, start, end): an item is a tile of keys of a KV head, and of
+    the query heads that read these the members start … end - 1. `order` is the number of this tile in the order of all,
+    n_tiles, which may go `back`; `sums` that of its partial sums.
     """
     n_tiles = (call.Sk + config.BK - 1) // config.BK
     tile, order, back, item_head = _walked_item(item, n_tiles, work, config)
-    batch, kv_head, start, stop = _members(item_head, work, call, config)
-    first_head = kv_head * (call.Hq // call.Hkv) + start
-    stop_head = kv_head * (call.Hq // call.Hkv) + stop
+    batch, kv_head, start, end = _members(item_head, work, call, config)
     sums = _part(item_head, tile, n_tiles)
-    return tile, order, back, n_tiles, sums, batch, kv_head, first_head, stop_head
+    return tile, order, back, n_tiles, sums, batch, kv_head, start, end
 
 
 @gluon.jit
@@ -911,10 +910,11 @@ def _load_backward_tiles(q_desc, k_desc, v_desc, d_out_desc, item, rings, work, 
     turn = 0
     round = 0
     while item < work.n_work:
-        tile, _order, back, _n_tiles, _sums, batch, kv_head, first_head, stop_head = _item(item, work, call, config)
+        tile, _order, back, _n_tiles, _sums, batch, kv_head, start, end = _item(item, work, call, config)
         k0 = tile * BK
         sm90.fetch_held(k_desc, rings.k, round, (batch, kv_head, k0, 0), (batch, kv_head, k0 + BK // 2, 0))
-        for head in range(first_head, stop_head):
+        for member in range(start, end):
+            head = kv_head * (call.Hq // call.Hkv) + member
             first, stop, _full_lo, _full_hi = _query_runs(tile, call, config, 0)
             n_steps = stop - first
             for step in range(n_steps):
@@ -924,11 +924,11 @@ def _load_backward_tiles(q_desc, k_desc, v_desc, d_out_desc, item, rings, work, 
                 mbarrier.expect(ready, q_desc.block_type.nbytes + work.terms_desc.block_type.nbytes)
                 COPY_IN(q_desc, (batch, head, q0, 0), ready, rings.q.tiles.index(place))
                 COPY_IN(work.terms_desc, (batch, head, q0, 0), ready, rings.rows.index(place))
-                if (head == first_head) & (step == 0):
+                if (member == start) & (step == 0):
                     sm90.fetch_held(v_desc, rings.v, round, (batch, kv_head, k0, 0), (batch, kv_head, k0 + BK // 2, 0))
                 sm90.fetch(d_out_desc, rings.d_out, place, (batch, head, q0, 0))
                 turn += 1
-            if (head == first_head) & (n_steps == 0):
+            if (member == start) & (n_steps == 0):
                 sm90.fetch_held(v_desc, rings.v, round, (batch, kv_head, k0, 0), (batch, kv_head, k0 + BK // 2, 0))
         item = gl.atomic_add(work.queue_ptr, 1, sem="relaxed") if gl.num_programs(0) < work.n_work else work.n_work
         sm90.publish_next(rings.notes, round, item)
@@ -943,8 +943,9 @@ def _await_parts(item, rings, adding, work, call, config: gl.constexpr):
     turn = 0
     round = 0
     while item < work.n_work:
-        tile, order, back, n_tiles, _sums, batch, _kv_head, first_head, stop_head = _item(item, work, call, config)
-        for head in range(first_head, stop_head):
+        tile, order, back, n_tiles, _sums, batch, kv_head, start, end = _item(item, work, call, config)
+        for member in range(start, end):
+            head = kv_head * (call.Hq // call.Hkv) + member
             cells = work.added_ptr + (batch * call.Hq + head) * ((call.Sq + config.BQ - 1) // config.BQ)
             first, stop, _full_lo, _full_hi = _query_runs(_tile_before(tile, n_tiles, back), call, config, 0)
             first_before = first
@@ -967,8 +968,9 @@ def _note_parts(item, rings, adding, work, call, config: gl.constexpr):
     turn = 0
     round = 0
     while item < work.n_work:
-        tile, order, back, _n_tiles, _sums, batch, _kv_head, first_head, stop_head = _item(item, work, call, config)
-        for head in range(first_head, stop_head):
+        tile, order, back, _n_tiles, _sums, batch, kv_head, start, end = _item(item, work, call, config)
+        for member in range(start, end):
+            head = kv_head * (call.Hq // call.Hkv) + member
             cells = work.added_ptr + (batch * call.Hq + head) * ((call.Sq + config.BQ - 1) // config.BQ)
             first, stop, _full_lo, _full_hi = _query_runs(tile, call, config, 0)
             for step in range(stop - first):
@@ -988,9 +990,10 @@ def _add_dq_tiles(item, rings, adding, work, call, config: gl.constexpr):
     turn = 0
     round = 0
     while item < work.n_work:
-        tile, order, back, n_tiles, _sums, batch, _kv_head, first_head, stop_head = _item(item, work, call, config)
+        tile, order, back, n_tiles, _sums, batch, kv_head, start, end = _item(item, work, call, config)
         mbarrier.wait(rings.k.ready, round & 1)
-        for head in range(first_head, stop_head):
+        for member in range(start, end):
+            head = kv_head * (call.Hq // call.Hkv) + member
             first, stop, _full_lo, _full_hi = _query_runs(_tile_before(tile, n_tiles, back), call, config, 0)
             first_before = first
             stop_before = tl.where(order > 0, stop, first_before)
@@ -1068,14 +1071,15 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
     turn = 0
     round = 0
     while item < work.n_work:
-        tile, _order, back, _n_tiles, sums, batch, kv_head, first_head, stop_head = _item(item, work, call, config)
+        tile, _order, back, _n_tiles, sums, batch, kv_head, start, end = _item(item, work, call, config)
         k0 = tile * config.BK + PART * HALF
         k_idx = (k0 + gl.arange(0, HALF, layout=gl.SliceLayout(1, pair_layout)))[:, None]
         dk = gl.zeros([HALF, config.BLOCK_D], gl.float32, layout=dk_layout)
         dv = gl.zeros([HALF, config.BLOCK_DV], gl.float32, layout=dv_layout)
         mbarrier.wait(rings.k.ready, round & 1)
         mbarrier.wait(rings.v.ready, round & 1)
-        for head in range(first_head, stop_head):
+        for member in range(start, end):
+            head = kv_head * (call.Hq // call.Hkv) + member
             first, stop, _full_lo, _full_hi = _query_runs(tile, call, config, 0)
             own_first, own_stop, own_full_lo, own_full_hi = _query_runs(tile, call, config, 1 + PART)
             own_first = tl.minimum(tl.maximum(own_first, first), stop)
@@ -1227,6 +1231,7 @@ def _hopper_backward_kernel(
     adding = sm90.Adding(sm90.initialized(2, 1), sm90.initialized(2, 1), sm90.initialized(2, 1))
     ds = sm90.Handover(ds_tiles, DS_STORED, sm90.initialized(DS_PLACES, 1), 3 * sm90.WARPGROUP)
     fence_async_shared()
+    BARRIER()  # once here: else the compiler puts one into the loops
     rings = _BackwardRings(held_keys, held_values, q_ring, d_out_ring, row_tiles, ds, notes)
     results = _BackwardResults(dk_desc, dv_desc, dk_tiles)
     item = gl.atomic_add(queue_ptr, 1, sem="relaxed")
@@ -1278,7 +1283,8 @@ def _load_query_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, con
     COPY_IN(v_desc, [batch, kv_head, k0, 0], rings.v.ready, v_place)
     turn = 0
     group = call.Hq // call.Hkv
-    for head in range(kv_head * group, kv_head * group + group):
+    for member in range(group):
+        head = kv_head * group + member
         row = (batch * tl.cast(call.Hq, gl.int64) + head) * call.Sq
         _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, call, config)
         n_steps = tl.maximum(any_hi - any_lo, 1)
@@ -1319,7 +1325,7 @@ def _weigh_query_tiles(dv_desc, rings, work, call, config: gl.constexpr):
     mbarrier.wait(rings.k.ready, 0)
     turn = 0
     group = Hq // Hkv
-    for _head in range(kv_head * group, kv_head * group + group):
+    for _member in range(group):
         full_lo, full_hi, any_lo, any_hi = _queries_met(k0, call, config)
         logit_scale = scale * 1.4426950408889634
         terms = (Sq, Sk, logit_scale)
@@ -1369,7 +1375,7 @@ def _differentiate_query_tiles(dk_desc, rings, work, call, config: gl.constexpr)
     mbarrier.wait(rings.v.ready, 0)
     turn = 0
     group = Hq // Hkv
-    for _head in range(kv_head * group, kv_head * group + group):
+    for _member in range(group):
         _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, call, config)
         n_steps = tl.maximum(any_hi - any_lo, 1)
         place = sm90.await_tile(rings.d_out, turn)
@@ -1430,6 +1436,7 @@ def _hopper_dkdv_kernel(
     handover = sm90.Handover(handed, HANDED, TAKEN, 2 * sm90.WARPGROUP)
     rings = _DkdvRings(keys, values, q_ring, d_out_ring, handover, lse_tiles, delta_tiles)
     fence_async_shared()
+    BARRIER()  # once here: else the compiler puts one into the loops
     work = _DkdvWork(lse_ptr, delta_ptr, n_work, together)
     call = _BackwardCall(scale, Hq, Hkv, Sq, Sk)
     config: gl.constexpr = _DkdvConfig(BLOCK_D, BLOCK_DV, BQ, BK)
@@ -1567,6 +1574,7 @@ def _hopper_dq_kernel(
     v_ring = sm90.ring(v_tiles, V_FREE, V_STAGES, THREADS, 1)
     rings = _DqRings(sm90.Held(q_tiles, q_ready, None), sm90.Held(d_out_tiles, q_ready, None), k_ring, v_ring)
     fence_async_shared()
+    BARRIER()  # once here: else the compiler puts one into the loops
     work = _DqWork(lse_ptr, delta_ptr, n_work, together)
     call = _BackwardCall(scale, Hq, Hkv, Sq, Sk)
     config: gl.constexpr = _DqConfig(BLOCK_D, BLOCK_DV, BQ, BK)

@@ -25,7 +25,7 @@ LINES, ARGUMENTS, OPERANDS = 80, 12, {"portable": 24, "auto": 37}
 those of a kernel that the host launches: in portable kernels of `causal` at most 24, the aim for all. Sizes come one by
 one, since Triton compiles a kernel again for other numbers in a tuple."""
 SIZES = {
-    "": 1830,
+    "": 1840,
     "--arch portable": 560,
     "--arch sm_90 --head-dim 128": 1380,
     "--arch sm_90 --head-dim 128 --forward": 670,
