@@ -139,7 +139,9 @@ class _Program:
                 kept = " ".join(field for i, field in enumerate(fields) if (name, i) not in self.dropped)
                 yield node, ' "\n    "'.join(textwrap.wrap(kept, 100))
         for name, function in self.functions.items():
-            if not function.args.defaults and (name in changed or function.body[0].lineno > function.lineno + 1):
+            several = function.body[0].lineno > function.lineno + 1
+            wide = any(p.end_col_offset and p.end_col_offset > WIDTH - 2 for p in function.args.args)
+            if not function.args.defaults and (name in changed or several or wide):
                 kept_parameters = [p for i, p in enumerate(function.args.args) if (name, i) not in self.dropped]
                 yield function, _signature(name, [ast.unparse(p) for p in kept_parameters])
 

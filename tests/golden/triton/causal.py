@@ -109,9 +109,7 @@ def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
 
 @triton.jit
 def _side_by_side(item, n_tiles, heads, together):
-    """(first head of the group, place in its head's order, head) of an item: `together` heads, which share the L2
-    cache.
-    """
+    """(first head of the group, place in its head's order, head) of an item: `together` heads, for the L2 cache."""
     first = item // (n_tiles * together) * together
     width = tl.minimum(heads - first, together)
     i = item - first * n_tiles

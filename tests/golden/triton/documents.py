@@ -128,8 +128,10 @@ def _key_test0(place, extremes, arguments, TILE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def _key_test0_kernel(key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
-    ids_stride_1, TILE: tl.constexpr):
+def _key_test0_kernel(
+    key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    TILE: tl.constexpr,
+):
     """Calls `_key_test0` for each tile."""
     place = (tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0), tl.num_programs(2))
     _key_test0(place, (key_test0_least_ptr, key_test0_most_ptr),
@@ -152,8 +154,10 @@ def _query_test0(place, extremes, arguments, TILE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def _query_test0_kernel(query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
-    ids_stride_1, TILE: tl.constexpr):
+def _query_test0_kernel(
+    query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    TILE: tl.constexpr,
+):
     """Calls `_query_test0` for each tile."""
     place = (tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0), tl.num_programs(2))
     _query_test0(place, (query_test0_least_ptr, query_test0_most_ptr),
@@ -165,9 +169,7 @@ def _query_test0_kernel(query_test0_least_ptr, query_test0_most_ptr, scale, B, H
 
 @triton.jit
 def _side_by_side(item, n_tiles, heads, together):
-    """(first head of the group, place in its head's order, head) of an item: `together` heads, which share the L2
-    cache.
-    """
+    """(first head of the group, place in its head's order, head) of an item: `together` heads, for the L2 cache."""
     first = item // (n_tiles * together) * together
     width = tl.minimum(heads - first, together)
     i = item - first * n_tiles

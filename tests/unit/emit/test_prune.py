@@ -10,6 +10,17 @@ def test_names_of_a_tuple_that_nothing_reads_become_dummies() -> None:
     assert without_unused(source) == source.replace("*c), d", "*_c), _d")
 
 
+def test_a_loop_that_only_counts_has_a_dummy() -> None:
+    assert without_unused("def f(x):\n    for i in range(3):\n        x += x\n    return x\n") == (
+        "def f(x):\n    for _i in range(3):\n        x += x\n    return x\n"
+    )
+
+
+def test_no_gap_is_left_of_constants() -> None:
+    source = "a = 1\n\n\nONE = 1\nTWO = 2\n\n\ndef f(x):\n    return x\n"
+    assert without_unused_definitions(source) == "a = 1\n\n\ndef f(x):\n    return x\n"
+
+
 def test_definitions_that_nothing_reads_are_removed_with_what_only_they_read() -> None:
     source = (
         'LN2 = 0.69\n"""log 2."""\nKEPT = 1\n\n\n'
