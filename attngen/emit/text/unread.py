@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from attngen.emit.text.long_lines import WIDTH
+from attngen.emit.text.prune import below
 
 Node: TypeAlias = ast.FunctionDef | ast.Call | ast.Tuple | ast.Constant
 
@@ -34,7 +35,7 @@ class _Program:
     def __init__(self, tree: ast.Module, elsewhere: frozenset[tuple[str, str]]) -> None:
         self.functions: dict[str, ast.FunctionDef] = {}
         self.records: dict[str, tuple[ast.Constant, list[str]]] = {}
-        self.calls: dict[str, list[tuple[Node, list[ast.expr]]]] = defaultdict(list)
+        self.calls: dict[str, list[tuple[Node, list[ast.expr], str]]] = defaultdict(list)
         host: set[str] = set()
         for node in tree.body:
             match node:
@@ -48,7 +49,7 @@ class _Program:
                 ):
                     self.records[name] = names, fields.split()
                 case _:
-                    host |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+                    host |= {n.id for n in below(node) if n.__class__ is ast.Name}
         self.reads: dict[str, dict[str, int]] = {}
         self.fields = Counter(elsewhere)
         self.made: dict[str, set[str]] = defaultdict(set)
@@ -65,22 +66,22 @@ class _Program:
         reads = self.reads[name] = defaultdict(int)
         callees: set[int] = set()
         for statement in function.body:
-            for node in ast.walk(statement):
+            for node in below(statement):
                 match node:
                     case ast.Call(func=ast.Name(id=callee) as at, args=arguments) if callee in self.functions:
                         callees.add(id(at))
                         if node.keywords or any(isinstance(a, ast.Starred) for a in arguments):
                             self.fixed.add(callee)
-                        self.calls[callee].append((node, arguments))
+                        self.calls[callee].append((node, arguments, name))
                     case ast.Call(func=ast.Name(id=callee), args=arguments) if callee in self.records:
                         if node.keywords or any(isinstance(a, ast.Starred) for a in arguments):
                             self.whole.add(callee)
-                        self.calls[callee].append((node, arguments))
+                        self.calls[callee].append((node, arguments, name))
                     case ast.Tuple(elts=[ast.Name(id=callee) as at, ast.Tuple(elts=arguments) as given]) if (
                         callee in self.functions
                     ):  # as `warp_specialize` gets them
                         callees.add(id(at))
-                        self.calls[callee].append((given, arguments))
+                        self.calls[callee].append((given, arguments, name))
                     case ast.Assign(targets=[ast.Tuple()], value=ast.Name(id=value)):
                         self.whole.add(value)
                     case (
@@ -99,17 +100,16 @@ class _Program:
 
     def _find(self) -> None:
         """Drops parameters and fields until none is left that nothing reads: each may free others."""
-        holders = {id(node): name for name, f in self.functions.items() for node in ast.walk(f)}
         while True:
             found = [x for x in self._unread() if x not in self.dropped]
             if not found:
                 return
             self.dropped.update(found)
             for callee, at in found:
-                for node, arguments in self.calls[callee]:
-                    for inner in ast.walk(arguments[at]):
+                for _, arguments, name in self.calls[callee]:
+                    for inner in below(arguments[at]):
                         if isinstance(inner, ast.Name):
-                            self.reads[holders[id(node)]][inner.id] -= 1
+                            self.reads[name][inner.id] -= 1
                         elif isinstance(inner, ast.Attribute):
                             self.fields[_field(inner)] -= 1
 
@@ -132,7 +132,7 @@ class _Program:
         self._find()
         changed = {name for name, _ in self.dropped}
         for name in changed:
-            for node, arguments in self.calls[name]:
+            for node, arguments, _ in self.calls[name]:
                 yield node, [a for i, a in enumerate(arguments) if (name, i) not in self.dropped]
             if name in self.records:
                 node, fields = self.records[name]

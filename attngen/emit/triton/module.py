@@ -12,7 +12,7 @@ from typing import Any
 from attngen.emit.options import Options
 from attngen.emit.text.fold import without_dead_branches
 from attngen.emit.text.long_lines import without_long_lines
-from attngen.emit.text.prune import pruned, without_unused
+from attngen.emit.text.prune import pruned, without_unused_bindings
 from attngen.emit.text.render import render
 from attngen.emit.text.unread import without_unread_parameters
 from attngen.emit.text.weights import WeightView, weight_view
@@ -84,7 +84,7 @@ def own_part(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     if options.head_dim is not None:
         constants = by_kernel(context["fast"], context["fast_bwd"], context["apart"])
         source = without_dead_branches(source, everywhere(options.head_dim), constants)
-    source = without_unread_parameters(without_unused(source), fields_of_the_runtime())
+    source = without_unread_parameters(without_unused_bindings(source), fields_of_the_runtime())
     return without_long_lines(tidied(pruned(source)))
 
 

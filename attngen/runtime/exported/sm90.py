@@ -1,7 +1,7 @@
 """Gluon functions that kernels of compute capability 9.0 (H100, H200) call.
 
 From the top: barriers, rings of tiles, the queue of items, tiles in registers, the softmax in PTX, what the backward
-kernels share, sequences. Of the sixteen hardware barriers Triton uses the first six.
+kernels share, sequences. Of the sixteen hardware barriers Triton uses the first six, or seven.
 """
 
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false

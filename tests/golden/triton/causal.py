@@ -77,7 +77,9 @@ def causal(
 
 @triton.jit
 def _key_tiles(q0, q1, Sq, Sk, BK: tl.constexpr):
-    """Runs of tiles for the queries q0 … q1: `any` may hold an allowed pair; in `full` every pair is allowed."""
+    """Runs of tiles for the queries q0 … q1: `any` may hold an allowed pair; `full` hold no other, and no row beyond
+    the end.
+    """
     q0 = tl.cast(q0, tl.int64)
     q1 = tl.cast(q1, tl.int64)
     any_hi = tl.cast(tl.cdiv(tl.minimum(Sk, q1 + Sk - Sq + 1), BK), tl.int32)
@@ -90,7 +92,9 @@ def _key_tiles(q0, q1, Sq, Sk, BK: tl.constexpr):
 
 @triton.jit
 def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
-    """Runs of tiles for the keys k0 … k1: `any` may hold an allowed pair; in `full` every pair is allowed."""
+    """Runs of tiles for the keys k0 … k1: `any` may hold an allowed pair; `full` hold no other, and no row beyond the
+    end.
+    """
     k0 = tl.cast(k0, tl.int64)
     k1 = tl.cast(k1, tl.int64)
     any_lo = tl.cast(tl.maximum(0, k0 + Sq - Sk) // BQ, tl.int32)
@@ -382,8 +386,13 @@ def _load_tiles(q_desc, k_desc, v_desc, rings, work, call, config: gl.constexpr)
 
 @gluon.jit
 def _weigh(row_sum, row_max, qk, k0, masked, terms, config: gl.constexpr):
-    """The weights of 64 queries for the keys k0 … k0 + BK - 1, packed, and the rows' state after them. `terms`: values
-    that do not depend on the key.
+    """The weights P of 64 queries for the keys k0 … k0 + BK - 1, packed, and the rows' state after them: the sums l of
+    weights, and references, which are earlier maxima, renewed when a sum passes 2^8. With X the logits, to base 2, and
+    M those of the references:
+
+        P = 2^(X - M)    l = l rescale + sum_k P    rescale = 2^(M before - M)
+
+    `terms`: values that do not depend on the key.
     """
     logit_scale, row_term = terms
     BK: gl.constexpr = config.BK
@@ -816,6 +825,15 @@ def _weigh_again(qk, row_lse, terms, dtype: gl.constexpr):
     return weight
 
 
+# A program takes items: BK keys of one KV head. Two warpgroups take half of these keys each:
+#
+#     for each query head that reads them, and each tile of its queries that meets them:
+#         S^T = K Q^T                 P^T = weights of S^T: `_weigh_again`
+#         dP^T = V dO^T - delta       dS^T = P^T dP^T, times the score's derivative
+#         dV = dV + P^T dO            dK = dK + dS^T Q
+#
+# A third warpgroup computes dS K and adds it to dQ, in the order of the tiles of keys. Of three more warps one fetches,
+# one waits until this program's part of dQ is next, and one notes that it is added.
 _BackwardRings = namedtuple("_BackwardRings", "k v q d_out rows ds notes")
 _BackwardResults = namedtuple("_BackwardResults", "dk_desc dv_desc dk_tiles")
 _BackwardWork = namedtuple("_BackwardWork",
@@ -844,9 +862,9 @@ def _members(head, work, call, config: gl.constexpr):
 def _walked_item(item, n_tiles, work, config: gl.constexpr):
     """(tile of keys, its number in the order, whether the order is backwards, head) of an item.
 
-    Under a causal mask, and with documents, each tile from the last to the first begins at queries that no tile before
-    it has met, so few items wait for others. The longest tiles come last, so the last group of heads goes onwards,
-    and so do all heads if they are few.
+    Where keys meet later queries alone, as under a causal mask, each tile from the last to the first begins at queries
+    that no tile before it has met, so few items wait for others. The longest tiles come last, so the last group of
+    heads goes onwards, and so do all heads if they are few.
     """
     heads = work.n_work // n_tiles
     together = work.together
@@ -946,7 +964,7 @@ def _await_parts(item, rings, adding, work, call, config: gl.constexpr):
             head = kv_head * (call.Hq // call.Hkv) + member
             cells = work.added_ptr + (batch * call.Hq + head) * ((call.Sq + config.BQ - 1) // config.BQ)
             first, stop, _full_lo, _full_hi = _query_runs(_tile_before(tile, n_tiles, back), call, config, 0)
-            first_before = first
+            first_before = first  # tiles of keys that meet a tile of queries follow each other in the order
             stop_before = tl.where(order > 0, stop, first_before)
             first, stop, _full_lo, _full_hi = _query_runs(tile, call, config, 0)
             for step in range(stop - first):
@@ -993,7 +1011,7 @@ def _add_dq_tiles(item, rings, adding, work, call, config: gl.constexpr):
         for member in range(start, end):
             head = kv_head * (call.Hq // call.Hkv) + member
             first, stop, _full_lo, _full_hi = _query_runs(_tile_before(tile, n_tiles, back), call, config, 0)
-            first_before = first
+            first_before = first  # tiles of keys that meet a tile of queries follow each other in the order
             stop_before = tl.where(order > 0, stop, first_before)
             first, stop, _full_lo, _full_hi = _query_runs(tile, call, config, 0)
             for step in range(stop - first):
@@ -1085,21 +1103,21 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
             own_full_lo = tl.where(Sk < k0 + HALF, 0, own_full_lo)
             own_full_hi = tl.where(Sk < k0 + HALF, 0, own_full_hi)
             begin = gl.where(back, own_first - first, stop - own_stop)
-            end = begin + own_stop - own_first
+            after = begin + own_stop - own_first
             for step in range(begin):
                 sm90.release_queries(turn + step, rings, config, PART)
             turn += begin
             logit_scale = scale * 1.4426950408889634
             terms = (Sq, Sk, logit_scale)
             held = (batch, head, kv_head, k0, k_idx)
-            for step in range(begin, end):
+            for step in range(begin, after):
                 at = _place(step, first, stop, back)
                 dk, dv = _differentiate_tile(dk, dv, turn, at, (at < own_full_lo) | (own_full_hi <= at), rings, held,
                     terms, call, config, PART)
                 turn += 1
-            for step in range(end, stop - first):
-                sm90.release_queries(turn + step - end, rings, config, PART)
-            turn += stop - first - end
+            for step in range(after, stop - first):
+                sm90.release_queries(turn + step - after, rings, config, PART)
+            turn += stop - first - after
 
         mbarrier.arrive(rings.k.free, count=1)
         if config.SHARED:
@@ -1192,8 +1210,7 @@ def _hopper_backward_kernel(
     """
     # Hardware barriers. Triton uses the first seven of sixteen; DS_PLACES tell that dS is stored, one that the next
     # item is read, STAGES that a place of queries is free.
-    # Four warpgroups share 512 registers a thread: two for dS, one for dQ, one of single warps.
-    HELD: gl.constexpr = 208
+    HELD: gl.constexpr = 208  # registers of a thread; those of four warpgroups add up to 512
     DS_PLACES: gl.constexpr = 2
     DS_STORED: gl.constexpr = 7
     READ: gl.constexpr = DS_STORED + DS_PLACES
@@ -1556,7 +1573,9 @@ def _hopper_dq_kernel(
     BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr,
     V_STAGES: gl.constexpr, SPARE: gl.constexpr,
 ):
-    """dQ of 128 queries, and their part of params' gradients: two consumer warpgroups, and a producer warp."""
+    """dQ of 128 queries, and their part of the gradients of params, if these learn: two consumer warpgroups, and a
+    producer warp.
+    """
     # Hardware barriers. Triton uses the first six of sixteen; these tell that a place is free.
     K_FREE: gl.constexpr = 6
     V_FREE: gl.constexpr = K_FREE + K_STAGES
