@@ -50,7 +50,7 @@ def order(source: str, heads: int, group: int, sizes: tuple[int, int]) -> tuple[
     )
     assert table is not None and lines is not None
     names: dict[str, Any] = {"host": host}
-    exec(table[0], names)
+    exec(table[0] + "".join(re.findall(r"\n[A-Z_]+ = [^\n]*2\*\*[^\n]*", source)), names)
     names["row"] = host.rows_by_dims(names["HOPPER_BACKWARD"])[128, 128]
     Hq, Sq, Sk = heads * group, *sizes
     exec(
