@@ -21,7 +21,7 @@ from attngen.emit.text.units import REGISTERED, TITLE, Unit, bound, laid_out, re
 from attngen.errors import InternalError
 
 PACKAGE = "_attngen"
-API = 1
+API = 2
 """The version of the runtime's interface, which its package says, too."""
 _LINE = (
     "# ================================================================ the runtime\n"

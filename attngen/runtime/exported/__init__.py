@@ -8,7 +8,7 @@ compute capability 9.0. None of them knows a mask or a score. A file carries wha
 
 import triton
 
-API = 1  # a generated file says for which it was written
+API = 2  # a generated file says for which it was written
 
 # The first and last release of Triton that this is tested with, and whose private names it knows.
 RELEASES = ((3, 6), (3, 9))

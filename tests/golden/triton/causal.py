@@ -10,7 +10,7 @@ kernels; tables of tile sizes, free to change; launches. What does not is attnge
 
 # @generated
 # SPDX-License-Identifier: Apache-2.0
-# API of the runtime: 1
+# API of the runtime: 2
 #
 # The specification:
 #
@@ -1804,7 +1804,7 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked) -> tup
 _attention = host.Attention(
     "causal",
     "attngen::causal_fad35e9faed8",
-    api=1,
+    api=2,
     forward=_forward_launches,
     backward=_backward_launches,
 )
