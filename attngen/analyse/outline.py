@@ -29,9 +29,10 @@ _IMPORTED = frozenset({
 """What generated modules import by these names."""
 
 _CONSTANTS = frozenset({
-    "AHEAD", "CHIP", "GLUON_KNOWN", "HOPPER", "HOPPER_APART", "HOPPER_BACKWARD", "INTERPRET", "KNOWN", "LANES", "LN2",
-    "LOG2E", "LOWEST", "PIECE", "PIECE_NUMBERS", "PIECE_PARAMS", "PRECISION", "REGISTERS", "RELEASES", "SPLIT",
-    "SPREADS", "STRAIGHT", "TILES", "TILE_K", "TILE_Q", "TOGETHER", "UNSPECIALIZED", "VMEM", "WIDE",
+    "AHEAD", "CACHED_ROWS", "CHIP", "GLUON_KNOWN", "HOPPER", "HOPPER_APART", "HOPPER_BACKWARD", "INTERPRET",
+    "KNOWN", "LANES", "LIVE_ROWS", "LN2", "LOG2E", "LOWEST", "MOST_SUMS", "PIECE", "PIECE_NUMBERS", "PIECE_PARAMS",
+    "PRECISION", "REGISTERS", "RELEASES", "SHORT_ROWS", "SPLIT", "SPREADS", "STRAIGHT", "TILES", "TILE_K", "TILE_Q",
+    "TOGETHER", "UNSPECIALIZED", "VMEM", "WIDE",
 })  # fmt: skip
 """What else a generated module holds; its own functions begin with an underscore. `tests/unit/emit` holds both lists
 against generated modules."""

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from gpu.tables import NO_ROWS
+from card_tables import NO_ROWS
 
 import attngen
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpu.tables import NO_ROWS
+from card_tables import NO_ROWS
 from property.drawn import ATOMS, SCORES, mask_values, spec
 
 import attngen

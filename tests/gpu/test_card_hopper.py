@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpu.tables import NO_ROWS
+from card_tables import NO_ROWS
 
 import attngen
 from attngen import reference

@@ -236,7 +236,7 @@ MERGES_EDITED: dict[str, tuple[Callable[[Edits], bool], str, str]] = {
     "pieces: a sum twice": (_same_pieces, "[share / total for", "[share / (2.0 * total) for"),
     "pieces: no guard for empty rows": (_same_pieces, "total = torch.where(total == 0.0, 1.0, total)", "pass"),
     "pieces: a share upside down": (_same_pieces, "torch.exp(lse - whole))", "torch.exp(whole - lse))"),
-    "pieces: finished without the share": (_same_pieces, "return out * _beside(share), whole", "return out, whole"),
+    "pieces: finished without the share": (_same_pieces, "return out * beside_rows(share), whole", "return out, whole"),
     "kernel: a sum twice": (_same_kernel, "1.0 / total, total", "1.0 / (2.0 * total), total"),
     "kernel: lse of a sum twice": (_same_kernel, "tl.log(total)", "tl.log(2.0 * total)"),
     "kernel: one share for both": (_same_kernel, "(new_share * scale)", "(kept_share * scale)"),

@@ -102,8 +102,9 @@ def _with_dummy_names(source: str) -> str:
             bound = [n for t in targets for n in below(t) if n.__class__ is ast.Name and n.ctx.__class__ is ast.Store]
             found = [n for n in bound if n.id not in read and n.id[:1] != "_"]
             for name in sorted(found, key=lambda n: (n.lineno, n.col_offset), reverse=True):
-                line = lines[name.lineno - 1]
-                lines[name.lineno - 1] = line[: name.col_offset] + b"_" + line[name.col_offset :]
+                number: int = name.lineno - 1
+                line = lines[number]
+                lines[number] = line[: name.col_offset] + b"_" + line[name.col_offset :]
     return b"\n".join(lines).decode()
 
 
@@ -148,12 +149,14 @@ def _names_and_blocks(root: ast.stmt) -> tuple[Counter[str], list[list[ast.stmt]
 
 def below(root: ast.AST) -> list[Any]:
     """`root` and all nodes below it, the outer ones first, as `ast.walk` gives them in five times as long."""
-    found: list[Any] = [root]
+    found: list[ast.AST] = [root]
     for node in found:
         for value in vars(node).values():
-            if value.__class__ is list:
-                found += [x for x in value if x.__class__ not in _LEAVES]
-            elif value.__class__ not in _LEAVES:
+            kind = value.__class__
+            if kind is list:
+                held: list[Any] = value
+                found += [x for x in held if x.__class__ not in _LEAVES]
+            elif kind not in _LEAVES:
                 found.append(value)
     return found
 

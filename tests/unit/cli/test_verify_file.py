@@ -143,7 +143,9 @@ def test_wrong_pieces_of_a_file_are_seen(tmp_path: Path, run: Run, monkeypatch: 
     monkeypatch.setattr(comparison, "_TINY", FEW)
     options = {"arch": "portable", "head_dim": 16, "dtype": "fp32", "forward": True}
     source = attngen.compile(SPEC, tile=(16, 16), geometry=("pieces",), **options).source
-    wrong = source.replace("def _merged(parts):\n", "def _merged(parts):\n    parts = parts[:1]\n")
+    wrong = source.replace(
+        "        shares, lse = shares_of([", "        parts = parts[:1]\n        shares, lse = shares_of(["
+    )
     assert wrong != source
     status, out, _ = run(written(tmp_path, wrong))
     assert status == 1 and out.count("\nverified: ") == out.count("NOT verified: ") == 1
