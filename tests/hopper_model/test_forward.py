@@ -176,7 +176,7 @@ def test_a_tile_that_meets_nothing_reads_nothing_outside(far: str, dim: int, off
 def test_queries_past_the_end_meet_one_tile() -> None:
     """Of the second tile, 128 … 255, the second warpgroup has no query: of six tiles of keys it takes one, the last."""
     begin = "_Walk = namedtuple("
-    weighed = '    """The weights of 64 queries for the keys k0 … k0 + BK - 1, packed, and'
+    weighed = '    """The weights P of 64 queries for the keys k0 … k0 + BK - 1, packed, and'
     counting = [(begin, f"WEIGHED = []\n{begin}"), (weighed, f"    WEIGHED.append(terms)\n{weighed}")]
     made = case(text_of("causal"), (128, 128), (1, 1, 1, 180, 700), torch.float16, counting)
     made.module.causal(made.q, made.k, made.v)
