@@ -68,8 +68,8 @@ def _bracketed(line: str) -> str:
     encoded = code.encode()  # as columns are counted
     for node in inside:  # the last first
         begin, end = node.col_offset, node.end_col_offset
-        open_ = node.elts[0].col_offset == begin if isinstance(node, ast.Tuple) else encoded[begin - 1 : begin] != b"("
-        if open_ and end:
+        naked = node.elts[0].col_offset == begin if isinstance(node, ast.Tuple) else encoded[begin - 1 : begin] != b"("
+        if naked and end:
             encoded = encoded[:begin] + b"(" + encoded[begin:end] + b")" + encoded[end:]
     return line[: len(line) - len(line.lstrip())] + encoded.decode()
 

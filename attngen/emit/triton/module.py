@@ -33,7 +33,7 @@ from attngen.emit.triton.hopper.backward import (
 )
 from attngen.emit.triton.hopper.forward import GluonView, gluon_view
 from attngen.emit.triton.hopper.narrowed import by_kernel, everywhere
-from attngen.emit.triton.hopper.shares import SharesView, shares_view
+from attngen.emit.triton.hopper.shares import LIMITS, SharesView, shares_view
 from attngen.emit.triton.hopper.turns import TurnsView, turns_view
 from attngen.emit.triton.host.call import CallParts, call_view
 from attngen.emit.triton.host.header import triton_header
@@ -222,6 +222,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "apart": apart,
         "pair": hopper.pair,
         "shares": hopper.shares,
+        "limits": LIMITS,
         "turns": hopper.turns,
         "orders": orders_view(plan, frame.printer()),
         "split": split,

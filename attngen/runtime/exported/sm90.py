@@ -55,15 +55,9 @@ def barrier_sync(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def barriers(N: gl.constexpr):
-    """N mbarriers, not yet initialized."""
-    return gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
-
-
-@gluon.jit
 def initialized(N: gl.constexpr, ARRIVALS: gl.constexpr):
     """N mbarriers. A phase of each completes after ARRIVALS arrivals."""
-    found = barriers(N)
+    found = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(N):
         mbarrier.init(found.index(i), count=ARRIVALS)
     return found
@@ -103,7 +97,8 @@ def pin_order(n_steps):
 Ring = namedtuple("Ring", "tiles ready free threads")
 PairedRing = namedtuple("PairedRing", "tiles ready free threads pairs")
 
-# A pair of tiles that stays for an item: an mbarrier that completes when both have arrived, one when both are free.
+# Tiles that stay for an item: the mbarrier, or one for each, that completes when they have arrived; the mbarrier that
+# completes when they are free, or None where an item is all that a program does.
 Held = namedtuple("Held", "tiles ready free")
 
 # Tiles that warpgroups hand over. `stored`: the first hardware barrier that tells that a tile is there. `free`: what

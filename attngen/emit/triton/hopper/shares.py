@@ -16,7 +16,15 @@ from attngen.ir.walk import nodes
 from attngen.plan.mask.shares import CACHED, LIVE, PARTS, SHORT, Shares, Wanted
 
 _LIMITS = {SHORT: "SHORT_ROWS", CACHED: "CACHED_ROWS", LIVE: "LIVE_ROWS", PARTS: "MOST_SUMS"}
-"""The names of the plan's limits in `templates/triton/host/launching.py.j2`."""
+"""What the host calls the plan's limits, which are in bytes."""
+_MEANINGS = {
+    SHORT: "bytes of a head's rows of Q, dO and dQ: fewer are read quickly from anywhere",
+    CACHED: "likewise: more have left the cache when the next item begins",
+    LIVE: "likewise, of all heads side by side: at most",
+    PARTS: "bytes of a call's partial sums where each query head has items of its own: at most",
+}
+LIMITS = tuple(f"{name} = {limit // 2**20} * 2**20  # {_MEANINGS[limit]}" for limit, name in _LIMITS.items())
+"""Lines that bind them."""
 
 
 @dataclass(frozen=True, slots=True)
