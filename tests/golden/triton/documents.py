@@ -1411,7 +1411,8 @@ def _hopper_backward_kernel(
         dk_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], dk_desc.layout)
     row_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, 1, BQ, 16], terms_desc.layout)
     note = gl.allocate_shared_memory(gl.int32, [1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    # Two warpgroups read queries and dO, and three the keys; the values make room for dV.
+    # Two warpgroups read queries and dO, which lie at the same place and are freed together, and three the keys; the
+    # values make room for dV.
     QUERIES_SHARED: gl.constexpr = sm90.WARP + 2 * sm90.WARPGROUP
     held_keys = sm90.Held(k_tiles, sm90.initialized(1, 1).index(0), sm90.initialized(1, 3).index(0))
     held_values = sm90.Held(v_tiles, sm90.initialized(1, 1).index(0), sm90.initialized(1, 2).index(0))
