@@ -15,9 +15,8 @@ from attngen.ir.nodes import Expr, Load
 from attngen.ir.walk import reads
 from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Run
-from attngen.plan.mask.order import Heads
 from attngen.plan.mask.parts import HullPart, Limit
-from attngen.plan.mask.shares import Shares, Wanted
+from attngen.plan.mask.shares import Wanted
 from attngen.plan.mask.turns import Turns
 from attngen.plan.mask.walks import Hull, Share, Walk
 from attngen.plan.score.ramp import Ramp
@@ -231,7 +230,7 @@ class HopperForward:
     queries, needs the mask. `limit` is put on the ends of all queries' runs, and on those of a warpgroup's own.
     `of_sequences`: rows that packed sequences and lengths take in the place of these. `ramp`: the logit as this kernel
     evaluates it, where that is not factor * unit. `fetched`: elements of pairs that come with the tiles of keys.
-    `heads`: which number is which head of which batch.
+    `batches_inside`: all batches of a head lie side by side.
     """
 
     rows: tuple[tuple[Dims, Skeleton], ...]
@@ -244,7 +243,7 @@ class HopperForward:
     of_sequences: tuple[tuple[Dims, Skeleton], ...]
     ramp: Ramp | None
     fetched: Fetched | None
-    heads: Heads
+    batches_inside: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,15 +293,13 @@ class HopperApart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopperPlan:
     """`slack`: by how many powers of two the forward kernel's reference may lag behind the maximum; 0: it does not.
-    `turns`: the order in which programs of the backward kernels take tiles, and add to dQ; `shares`: which query heads
-    of a group each item processes."""
+    `turns`: the order in which programs of the backward kernels add to dQ."""
 
     slack: int
     forward: HopperForward | None
     backward: HopperBackward | None
     apart: HopperApart | None
     turns: Turns
-    shares: Shares
 
     def for_head_dim(self, head_dim: tuple[int, int]) -> HopperPlan:
         """The kernels that tensors of this head dim, of Q and K, and of V, can use."""

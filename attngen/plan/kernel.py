@@ -102,18 +102,6 @@ class KernelPlan:
         return None if self.hopper is None or self.hopper.forward is None else self.hopper.forward.ramp
 
     @property
-    def first_tiles(self) -> str:
-        """The order of tiles of queries in words, for comments."""
-        return "late tiles first" if self.longest_first else "early tiles first"
-
-    @property
-    def tile_in_turn(self) -> Expr:
-        """The tile of queries at a place in that order."""
-        assert self.gpu_walks is not None
-        tile = self.gpu_walks.in_turn.tile
-        return tile.backwards if self.longest_first else tile.onwards
-
-    @property
     def burden(self) -> Burden:
         return self.burden_of(self.weights.unit)
 

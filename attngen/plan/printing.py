@@ -12,6 +12,7 @@ from typing import assert_never
 
 from attngen.ir import build
 from attngen.ir.attention import Origin
+from attngen.ir.function import Assigned, Function
 from attngen.ir.nodes import Expr, Symbol, Type
 from attngen.ir.printing import expression, factor
 from attngen.plan.footprint import loads_of
@@ -22,8 +23,7 @@ from attngen.plan.ints.facts import Bounds, Facts
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
 from attngen.plan.mask.data_tests import UNIT, DataTest
 from attngen.plan.mask.lists import Lists
-from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Run, Step
-from attngen.plan.mask.order import Heads
+from attngen.plan.mask.loops import Loops, Ordered, Rounded, Run, Step
 from attngen.plan.mask.parts import Limit
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
@@ -221,16 +221,18 @@ def _gradient(g: LeafGradient, form: Form, summed: Summed) -> Iterator[str]:
 def _order(plan: KernelPlan, walks: GpuWalks) -> Iterator[str]:
     yield f"tiles of queries: {'late ones first, heads in turn' if plan.longest_first else 'heads one by one'}"
     yield f"tiles of keys: {'early ones first, heads in turn' if plan.growing_keys else 'heads one by one'}"
-    for name, order in (("heads in turn", walks.in_turn), ("heads one by one", walks.one_by_one)):
-        yield name
-        yield from (f"    {s.name} = {expression(s.value)}" for s in order.steps)
-        yield f"    head = {expression(order.head)}"
-        yield f"    tile = {expression(order.tile.onwards)}; late ones first, {expression(order.tile.backwards)}"
-    yield from _heads(walks.heads)
+    yield from _function(walks.index.of("side_by_side"))
+    yield from _function(walks.index.of("head_after_head"))
 
 
-def _heads(heads: Heads) -> Iterator[str]:
-    yield f"head number i of all batches: batch = {expression(heads.batch)}, head = {expression(heads.head)}"
+def _function(f: Function) -> Iterator[str]:
+    yield str(f)
+    for step in f.body:
+        if isinstance(step, Assigned):
+            yield f"    {step.name} = {expression(step.value)}"
+        else:
+            yield f"    {', '.join(step.names)} = {step.function.name}({', '.join(map(expression, step.args))})"
+    yield f"    return {', '.join(map(expression, f.results))}"
 
 
 def _tiles(plan: KernelPlan) -> Iterator[str]:
@@ -265,7 +267,8 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         if f.fetched is not None:
             place = ", ".join(map(expression, f.fetched.place))
             yield f"    tiles of `{expression(f.fetched.load)}` come with those of keys, from ({place}) on"
-        yield from (f"    {line}" for line in _heads(f.heads))
+        if f.batches_inside:
+            yield "    all batches of a head lie side by side"
         yield from _walk(f.walk, f.unmasked, f.lists)
         for name, e in (("first", f.share.first), ("stop", f.share.stop)):
             if e is not None:
@@ -279,8 +282,7 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         yield from (f"    {s.name} = {expression(s.value)}" for s in b.hull.steps)
         yield "    a warpgroup's own steps, where tiles of keys are taken onwards; or backwards"
         yield from (f"        {s.name} = {expression(s.value)}" for s in b.part.bound)
-        for name, value in (("at", b.part.at), ("begin", b.part.begin)):
-            yield f"        {name} = {expression(value.onwards)}; or {expression(value.backwards)}"
+        yield f"        begin = {expression(b.part.begin.onwards)}; or {expression(b.part.begin.backwards)}"
         yield f"        end = {expression(b.part.end)}"
         yield from (f"        {s.name} = {expression(s.value)}" for s in b.part.cut)
         yield f"    masked: {expression(outside(b.unmasked))}"
@@ -289,14 +291,10 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         if b.lists is not None:
             yield from _listed(b.lists, plan.turns)
         yield from _cells(plan.turns.cells, listed=b.lists is not None)
-        yield f"    where heads are few, {expression(plan.turns.few)} of them go on together"
-        yield f"    a group goes backwards, if at all, where {expression(plan.turns.back)}"
-        parts = (expression(e) for e in (plan.shares.share, plan.shares.shares, plan.shares.first, plan.shares.stop))
         if b.grouped.long is not None:
             yield "    size: the bytes of a head's rows of Q, dO and dQ"
         listed = "" if b.grouped.listed == b.grouped.heads else f"; {expression(b.grouped.listed)} of several sequences"
         yield f"    query heads that share keys: {expression(b.grouped.heads)} heads of items are wanted{listed}"
-        yield "    share {} of {}: members {} … {} - 1".format(*parts)
         yield f"    sequences of fewer than {b.grouped.few} tiles: whole groups, 2 heads in turn, if backwards"
         yield f"    tiles of two sequences alternate: {'always' if b.grouped.paired else 'of these alone'}"
         if b.grouped.whole:

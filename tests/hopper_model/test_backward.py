@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 
 from attngen import reference
 from hopper_model.cases import EXAMPLES, FAR, LANDMARKS, LISTED, SHAPED, UNCLAMPED, Change, case, relative, text_of
-from hopper_model.numbers import FaultError, Tile, plain
+from hopper_model.numbers import FaultError, Tile
 from hopper_model.schedule import USUAL, Schedule
 
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))
@@ -176,25 +175,6 @@ def test_a_scale_that_log_sum_exps_cannot_be_divided_by_takes_the_portable_kerne
 
 BACKWARDS = ("128 3      yes   2        256  ", "128 3      yes   1        1    ")
 """So few heads a group that there are several, as there are in a large batch."""
-
-
-@pytest.mark.parametrize("together", [1, 2, 3, 8])
-@pytest.mark.parametrize("n_tiles", [1, 2, 5])
-def test_every_tile_of_keys_comes_once_and_after_the_one_it_waits_for(n_tiles: int, together: int) -> None:
-    made = case(text_of("causal"), (128, 128), (1, 1, 1, 8, 8), torch.bfloat16)
-    functions = made.module._hopper_backward_kernel.function.__globals__
-    for heads in range(1, 40):
-        place: dict[tuple[int, int], int] = {}
-        for item in range(n_tiles * heads):
-            work = SimpleNamespace(n_work=n_tiles * heads, together=together)
-            found = functions["_walked_item"](item, n_tiles, work, SimpleNamespace(BACKWARDS=True))
-            tile, order, back, head = (int(np.asarray(plain(x))) for x in found)
-            assert order == (n_tiles - 1 - tile if back else tile)
-            assert bool(back) == (heads >= 4 * together and head < (heads - 1) // together * together)
-            before = int(np.asarray(plain(functions["_tile_before"](tile, n_tiles, bool(back)))))
-            assert order == 0 or place[before, head] < item
-            place[tile, head] = item
-        assert len(place) == n_tiles * heads
 
 
 @pytest.mark.parametrize("name", cases(["causal", "sink", "softcap", "documents"], {"causal", "documents"}))
@@ -485,8 +465,8 @@ FAULTS = {
     "parts of dQ wait for a turn that is never passed": (
         128,
         (
-            "sm90.note_parts(cells + _place(step, first, stop, back), order + 1)",
-            "sm90.note_parts(cells + _place(step, first, stop, back), order)",
+            "sm90.note_parts(cells + items.tile_of_step(step, first, stop, back, config.BACKWARDS), order + 1)",
+            "sm90.note_parts(cells + items.tile_of_step(step, first, stop, back, config.BACKWARDS), order)",
         ),
     ),
 }

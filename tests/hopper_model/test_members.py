@@ -77,7 +77,7 @@ def test_every_order_gives_the_same_bits(span: int) -> None:
 
 
 FAULTS: dict[str, tuple[str, Change]] = {
-    "two items leave their sums in one place": ("a race", ("_part(item_head, tile", "_part(item_head // 2, tile")),
+    "two items leave their sums in one place": ("a race", ("part_of(item_head, tile", "part_of(item_head // 2, tile")),
     "values are fetched for the group's first member": (
         "deadlock",
         ("(member == start) & (step", "(member == 0) & (step"),

@@ -67,7 +67,7 @@ def test_a_wait_for_a_program_that_has_not_begun_is_a_deadlock(what: str) -> Non
 
 AWAITED, PASSED = (
     "sm90.await_parts(cells + at, order)",
-    "sm90.note_parts(cells + _place(step, first, stop, back), order + 1)",
+    "sm90.note_parts(cells + items.tile_of_step(step, first, stop, back, config.BACKWARDS), order + 1)",
 )
 READY = "await_step(adding.ready, turn)"
 ADDED, THERE = (

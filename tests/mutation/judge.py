@@ -22,15 +22,15 @@ from attngen.prove.obligations.streaming import laws
 from attngen.prove.proof import PROVERS
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Unknown
 from mutation import reading
+from mutation.functions import wrong_functions
 from mutation.lists import wrong_lists
 from mutation.machine import wrong_numbers, wrong_stream
 from mutation.mutants import Mutant
 from mutation.ramps import wrong_ramp
-from mutation.shares import wrong_shares
 from mutation.summed import wrong_summed
 from mutation.taken_walks import wrong_hopper, wrong_portable
 from mutation.tpu_walks import wrong_tpu
-from mutation.turns import wrong_items, wrong_turns
+from mutation.turns import wrong_turns
 from mutation.walks import wrong_walk
 
 _PROVERS = dict(PROVERS)
@@ -106,14 +106,13 @@ def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str
             return wrong_tpu(plan)
         case "hopper":
             return wrong_hopper(attention, plan)
-        case "items":
-            return wrong_items(plan)
+        case "functions":
+            assert plan.gpu_walks is not None
+            return wrong_functions(plan.gpu_walks.index.text)
         case "turns":
             return wrong_turns(plan)
         case "lists":
             return wrong_lists(plan)
-        case "shares":
-            return wrong_shares(plan)
         case "summed":
             return wrong_summed(plan)
         case "ramps":

@@ -87,7 +87,6 @@ def _read(lists: Lists, batches: int, heads: int, n_tiles: int, parts: int) -> s
 def _turns(plan: KernelPlan, way: str, n_tiles: int, n_walked: int) -> str:
     """Each set of tiles of keys meets one tile of queries; another list's cells are beside it."""
     assert plan.hopper is not None
-    assert plan.gpu_walks is not None
     turns, listed = plan.hopper.turns, plan.hopper.turns.listed
     names = {"n_tiles": n_tiles, "n_walked": n_walked}
     cells: dict[int, tuple[int, int, int]] = {}
@@ -96,7 +95,7 @@ def _turns(plan: KernelPlan, way: str, n_tiles: int, n_walked: int) -> str:
         if cell in cells or not 0 <= cell < 6 * n_walked:
             return f"cell {cell} of list {place}, way {side}, tile {at}"
         cells[cell] = place, side, at
-    tiles = {o: _value(getattr(plan.gpu_walks.in_turn.tile, way), {**names, "order": o}) for o in range(n_tiles)}
+    tiles = {o: n_tiles - 1 - o if way == "backwards" else o for o in range(n_tiles)}
     noted = {o: _value(getattr(listed.noted, way), {**names, "tile": tile}) for o, tile in tiles.items()}
     for size in range(1, n_tiles + 1):
         for met in combinations(range(n_tiles), size):

@@ -20,6 +20,7 @@ from attngen.ir.nodes import Apply, Expr, Load, Op, Type
 from attngen.ir.printing import expression as text
 from attngen.ir.walk import children, loads, nodes, rebuild, symbols
 from attngen.plan import plan
+from attngen.plan.index import read
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient, evaluated, with_loops
 from attngen.plan.levels import Binding, Level, Schedule, level_of
 from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Run, loops
@@ -32,16 +33,16 @@ from attngen.prove.obligations.reads import with_needs
 from attngen.prove.verdict import Obligation
 from mutation.corpus import Spec
 from mutation.edits import edits, replaced
+from mutation.functions import edited_texts
 from mutation.lists import edited_lists
 from mutation.ramps import edited_ramps
-from mutation.shares import edited_shares
 from mutation.summed import edited_summed
 from mutation.tpu_walks import run_edits, step_edits
-from mutation.turns import edited_orders, edited_turns
+from mutation.turns import edited_turns
 from mutation.walk_mutants import hopper_edits, portable_edits
 
 KINDS = (
-    "normalizer", "ranges", "loops", "walks", "tpu", "tpu steps", "hopper", "items", "turns", "lists", "shares",
+    "normalizer", "ranges", "loops", "walks", "tpu", "tpu steps", "hopper", "functions", "turns", "lists",
     "derivatives", "summed", "loads", "widths",
     "hoisting", "folding", "ramps", "diagonals",
 )  # fmt: skip
@@ -101,10 +102,9 @@ def mutants(spec: Spec) -> Iterator[Mutant]:
     yield from of.walks()
     yield from of.tpu()
     yield from of.hopper()
-    yield from of.items()
+    yield from of.functions()
     yield from of.turns()
     yield from of.lists()
-    yield from of.shares()
     yield from of.derivatives()
     yield from of.summed()
     yield from of.loads()
@@ -183,11 +183,13 @@ class _Mutants:
         for what, made in hopper_edits(self.plan):
             yield self._made("hopper", what, made, Obligation.TILE_RANGES)
 
-    def items(self) -> Iterator[Mutant]:
-        """One edit of the order of items: it is the same for all specs."""
-        if self.name == "causal":
-            for what, made in edited_orders(self.plan):
-                yield self._made("items", what, made, Obligation.TILE_RANGES)
+    def functions(self) -> Iterator[Mutant]:
+        """One edit of the text of functions that find items, heads and tiles: they are the same for all specs."""
+        walks = self.plan.gpu_walks
+        if self.name == "causal" and walks is not None:
+            for what, text in edited_texts(walks.index.text):
+                found = replace(self.plan, gpu_walks=replace(walks, index=read(text)))
+                yield self._made("functions", what, found, Obligation.TILE_RANGES)
 
     def turns(self) -> Iterator[Mutant]:
         """One edit of a turn: these are the same for all specs."""
@@ -203,14 +205,6 @@ class _Mutants:
         if self.name == "documents" and hopper is not None:
             for what, made in edited_lists(hopper):
                 yield self._made("lists", what, replace(self.plan, hopper=made), Obligation.TILE_RANGES)
-
-    def shares(self) -> Iterator[Mutant]:
-        """One edit of which query heads an item walks, or of where its sums are: these are the same for all specs."""
-        hopper = self.plan.hopper
-        if self.name == "causal" and hopper is not None:
-            for what, made in edited_shares(hopper.shares):
-                found = replace(self.plan, hopper=replace(hopper, shares=made))
-                yield self._made("shares", what, found, Obligation.TILE_RANGES)
 
     def ramps(self) -> Iterator[Mutant]:
         for what, made in edited_ramps(self.plan):
@@ -359,10 +353,10 @@ def _question(kind: str, attention: Attention, made: KernelPlan) -> tuple[Hashab
             return made.gpu_walks.keys, made.gpu_walks.queries, made.gpu_walks.split
         case "tpu" | "tpu steps":
             return made.tpu_walks, made.key_loops.runs, made.query_loops.runs
-        case "items":
+        case "functions":
             assert made.gpu_walks is not None
-            return made.gpu_walks.in_turn, made.gpu_walks.one_by_one
-        case "hopper" | "turns" | "lists" | "shares":
+            return (made.gpu_walks.index.functions,)
+        case "hopper" | "turns" | "lists":
             return made.hopper, made.queries
         case "summed":
             return (made.summed,)

@@ -20,7 +20,6 @@ from attngen.emit.torch_shared.leaves import AXES
 from attngen.emit.triton.code.expressions import division_helpers
 from attngen.emit.triton.code.kernel_code import KernelCode
 from attngen.emit.triton.code.names import reserved
-from attngen.emit.triton.code.orders import orders_view
 from attngen.emit.triton.code.test_views import TestView, with_bits
 from attngen.emit.triton.hopper.backward import (
     GluonApartView,
@@ -33,7 +32,7 @@ from attngen.emit.triton.hopper.backward import (
 )
 from attngen.emit.triton.hopper.forward import GluonView, gluon_view
 from attngen.emit.triton.hopper.narrowed import by_kernel, everywhere
-from attngen.emit.triton.hopper.shares import LIMITS, SharesView, shares_view
+from attngen.emit.triton.hopper.shares import LIMITS
 from attngen.emit.triton.hopper.turns import TurnsView, turns_view
 from attngen.emit.triton.host.call import CallParts, call_view
 from attngen.emit.triton.host.header import triton_header
@@ -65,6 +64,7 @@ from attngen.emit.triton.sequences.call import SequenceParts, sequence_call_view
 from attngen.emit.triton.sequences.rows import refuse_sequences, sequence_place, sequence_view
 from attngen.errors import InternalError
 from attngen.plan import passes
+from attngen.plan.index import items
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level
 from attngen.plan.mask.turns import turns
@@ -79,6 +79,8 @@ def own_part(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     """What of the module depends on the spec: it imports the runtime (`placement`)."""
     if not reserved().isdisjoint(plan.attention.sizes):
         raise InternalError("the plan was made without the target's reserved names")
+    if plan.gpu_walks is None or plan.gpu_walks.index != items():
+        raise InternalError("the plan has other functions than the runtime that its kernels call")
     context = _context(plan, text, options, proof)
     source = render("triton/module.py.j2", context)
     if options.head_dim is not None:
@@ -221,10 +223,8 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "fast_bwd": fast_bwd,
         "apart": apart,
         "pair": hopper.pair,
-        "shares": hopper.shares,
         "limits": LIMITS,
         "turns": hopper.turns,
-        "orders": orders_view(plan, frame.printer()),
         "split": split,
         "keys": keys,
         "queries": queries,
@@ -285,7 +285,6 @@ class _HopperViews:
     apart: GluonApartView | None = None
     pair: GluonPairView | None = None
     turns: TurnsView | None = None
-    shares: SharesView | None = None
 
     @property
     def tables(self) -> dict[str, tuple[str, ...]]:
@@ -339,8 +338,7 @@ def _hopper_views(
             plan, hopper.apart, printer, codes.dq, codes.dq_sums, params, backward.flags, frame.sizes, gradients, tuned
         ),
         gluon_pair_view(codes.dkdv, mask, backward.dk_factor_in_tile),
-        turns_view(plan.gpu_walks.in_turn, hopper.turns, printer),
-        shares_view(hopper.shares, printer),
+        turns_view(hopper.turns, printer),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from attngen.ir.build import index, integer, maximum, minimum
+from attngen.ir.function import Assigned
 from attngen.ir.nodes import Expr, Literal, Type
 from attngen.ir.walk import nodes, params
 from attngen.plan.mask.data_tests import DataTest
@@ -42,14 +43,6 @@ class Rounded:
     bound: Expr
     up: bool
     clamped: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """`name` = `value`, over the names that the steps before have bound."""
-
-    name: str
-    value: Expr
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from attngen.ir.build import add, apply, index, integer, maximum, minimum, selec
 from attngen.ir.nodes import Expr, Op
 from attngen.plan.mask.loops import ZERO, Assigned, Loops, Rounded, Run, Step
 from attngen.plan.mask.order import Directed
-from attngen.plan.mask.walks import STEP, own
+from attngen.plan.mask.walks import own
 
 FIRST, LAST, STOP, BEGIN, HALF = (index(name) for name in ("first", "last", "stop", "begin", "HALF"))
 
@@ -31,11 +31,11 @@ class Limit:
 class HullPart:
     """The steps of a hull at which a half of the held tile meets tiles of its own: `begin` … `end` - 1.
 
-    `at` is the tile of `step`, onwards or backwards as the tiles of the other axis are taken. `bound` bring the half's
-    own ends into the hull. `cut`: where the end of the sequence cuts the half, no tile goes without the mask.
+    `bound` bring the half's own ends into the hull. `cut`: where the end of the sequence cuts the half, no tile goes
+    without the mask. The tile of a step is `tile_of_step` of `plan.index`, onwards or backwards as the tiles of the
+    other axis are taken.
     """
 
-    at: Directed
     bound: tuple[Assigned, ...]
     begin: Directed
     end: Expr
@@ -58,7 +58,6 @@ def hull_part(unmasked: tuple[Run, ...]) -> HullPart:
     ends = dict.fromkeys(name for run in unmasked for name in (run.start, run.stop) if name != ZERO)
     cut = apply(Op.LT, index("Sk"), add(index("k0"), HALF))
     return HullPart(
-        at=Directed(sub(sub(STOP, integer(1)), STEP), add(FIRST, STEP)),
         bound=(
             Assigned(first.id, minimum(maximum(first, FIRST), STOP)),
             Assigned(stop.id, minimum(maximum(stop, first), STOP)),

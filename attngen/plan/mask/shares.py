@@ -6,20 +6,19 @@ the other, and sums their dK and dV. If there are several shares, each item leav
 a kernel adds the parts of a tile in the order of the shares. So heads of few keys still make as many items as the chip
 needs, and the bits repeat.
 
-The launcher chooses `span` for each call. Targets print these values; `prove.obligations.shares` shows, for any span,
-that each member of a group is in exactly one share, that no two items leave their sums in one place, and that the parts
-which are added are those of the shares.
+The launcher chooses `span` for each call, by the values here. The functions of shares are `plan.index`;
+`prove.obligations.shares` shows, for any span, that each member of a group is in exactly one share, that no two items
+leave their sums in one place, and that the parts which are added are those of the shares.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngen.ir.build import add, apply, conjunction, floordiv, index, integer, maximum, minimum, mul, sub
+from attngen.ir.build import add, apply, conjunction, floordiv, index, integer, maximum, minimum, mul
 from attngen.ir.nodes import Expr, Op, Symbol, Type
 
-N_TILES, GROUP, SPAN, SHARES, SIZE = (index(name) for name in ("n_tiles", "group", "span", "shares", "size"))
-HEAD, KV_HEAD, SHARE, TILE = (index(name) for name in ("head", "kv_head", "share", "tile"))
+N_TILES, SPAN, SIZE = (index(name) for name in ("n_tiles", "span", "size"))
 
 
 SHORT, CACHED, LIVE = 12 * 2**20, 24 * 2**20, 144 * 2**20
@@ -96,33 +95,3 @@ def few_in_turn() -> Expr:
 
 def _either(condition: Expr, first: Expr, second: Expr) -> Expr:
     return apply(Op.SELECT, condition, first, second)
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """`shares`: how many of `span` members a group has. The item's `head` is share `share` of `kv_head`, which is
-    counted through all batches, and has the members `first` … `stop` - 1; `part` is the place of its sums, for tile
-    `tile`. `head_of`: the head of share `share` of `kv_head`.
-    """
-
-    shares: Expr
-    kv_head: Expr
-    share: Expr
-    first: Expr
-    stop: Expr
-    part: Expr
-    head_of: Expr
-
-
-def shares() -> Shares:
-    """The shares of the backward kernel, whatever the sizes are."""
-    first = mul(SHARE, SPAN)
-    return Shares(
-        shares=floordiv(sub(add(GROUP, SPAN), integer(1)), SPAN),
-        kv_head=floordiv(HEAD, SHARES),
-        share=apply(Op.MOD, HEAD, SHARES),
-        first=first,
-        stop=minimum(add(first, SPAN), GROUP),
-        part=add(mul(HEAD, N_TILES), TILE),
-        head_of=add(mul(KV_HEAD, SHARES), SHARE),
-    )

@@ -1,8 +1,8 @@
 """Whose turn it is to add to dQ.
 
-A queue hands out tickets, the items of an `Order`. Each tile of dQ has a cell that holds a turn: a program waits until
-it holds `awaited`, adds its part, and writes `passed`. Where data decides which tiles of keys meet a tile of queries,
-a program awaits what the last of the earlier ones passes, and finds it by `Listed`.
+A queue hands out tickets, the items of `tile_of_keys` in `plan.index`. Each tile of dQ has a cell that holds a turn: a
+program waits until it holds `awaited`, adds its part, and writes `passed`. Where data decides which tiles of keys meet
+a tile of queries, a program awaits what the last of the earlier ones passes, and finds it by `Listed`.
 
 Each program takes a ticket when it starts and waits only for lower tickets, so there is no deadlock. Targets print
 these values; `prove.obligations.turns` shows what they claim.
@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngen.ir.build import add, apply, floordiv, index, integer, mul, sub
-from attngen.ir.nodes import Expr, Op
+from attngen.ir.build import add, floordiv, index, integer, mul, sub
+from attngen.ir.nodes import Expr
 from attngen.plan.mask.lists import PLACE
-from attngen.plan.mask.order import FIRST, HEADS, N_TILES, ORDER, TILE, TOGETHER, Directed
+from attngen.plan.mask.order import N_TILES, ORDER, TILE, Directed
 
 NOTED, WAY, LANE, CHUNK = (index(name) for name in ("noted", "way", "lane", "chunk"))
 AT, N_WALKED, N_PARTS = index("at"), index("n_walked"), index("n_parts")
@@ -66,13 +66,8 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """`few` is `together` where all heads go on together when there are few. A group goes `back`wards, where the row of
-    the table says so at all. `before`, over `tile`, is the tile whose turn is before. `cells` hold the turns.
-    """
+    """A tile of keys awaits the turn `awaited`, and passes the turn `passed`. `cells` hold the turns."""
 
-    few: Expr
-    back: Expr
-    before: Directed
     awaited: Expr
     passed: Expr
     listed: Listed
@@ -83,9 +78,6 @@ def turns() -> Turns:
     """The turns of the backward kernel, whatever the sizes are."""
     one = integer(1)
     return Turns(
-        few=apply(Op.SELECT, apply(Op.LT, HEADS, mul(integer(4), TOGETHER)), HEADS, TOGETHER),
-        back=apply(Op.LT, add(FIRST, TOGETHER), HEADS),
-        before=Directed(sub(TILE, one), add(TILE, one)),
         awaited=ORDER,
         passed=add(ORDER, one),
         listed=Listed(

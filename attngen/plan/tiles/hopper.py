@@ -33,11 +33,10 @@ from attngen.plan.hopper import (
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import is_dear, is_dear_for_pairs
 from attngen.plan.mask.loops import Loops, Run
-from attngen.plan.mask.order import head_by_head
 from attngen.plan.mask.parts import hull_part, limit
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
-from attngen.plan.mask.shares import SHORT, Wanted, alone, enough, few_in_turn, listed_alone, shares, together
+from attngen.plan.mask.shares import SHORT, Wanted, alone, enough, few_in_turn, listed_alone, together
 from attngen.plan.mask.turns import turns
 from attngen.plan.mask.walks import at_least_one, hull, own, share, walk
 from attngen.plan.score.weights import Form
@@ -104,7 +103,7 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         of_sequences=_changed(dense, skeletons(found, tile, sequences=True)),
         ramp=found.ramp if slack else None,
         fetched=fetched,
-        heads=head_by_head() if fetched is not None and fetched.of_all_batches else plan.gpu_walks.heads,
+        batches_inside=fetched is not None and fetched.of_all_batches,
     )
     whole = backward_skeletons(found, tile)
     backward = HopperBackward(
@@ -130,7 +129,6 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         backward=backward if backward.rows and queries.names else None,
         apart=apart if apart.rows and queries.names and keys.names else None,
         turns=turns(),
-        shares=shares(),
     )
 
 

@@ -14,19 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from attngen.ir.function import Function
 from attngen.ir.printing import expression
 from attngen.plan.hopper import HopperApart, HopperBackward, HopperForward
+from attngen.plan.index import Index
 from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Loops, Run
 from attngen.plan.mask.parts import Limit
-from attngen.plan.mask.shares import Shares
 from attngen.plan.mask.turns import Turns
 from attngen.plan.mask.walks import one_stretch, own
 from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.lists import entries_answer, listed_answer
-from attngen.prove.obligations.orders import heads_answer
+from attngen.prove.obligations.orders import items_answer, keys_answer, neighbour_answer
 from attngen.prove.obligations.part_walks import cut_answer, hull_part_answer, limit_answer
-from attngen.prove.obligations.portable_walks import HEADS
+from attngen.prove.obligations.portable_walks import ITEMS
 from attngen.prove.obligations.shares import members_answer, parts_answer
 from attngen.prove.obligations.tile_walks import (
     fetched_answer,
@@ -35,7 +36,7 @@ from attngen.prove.obligations.tile_walks import (
     turns_answer,
     unmasked_answer,
 )
-from attngen.prove.obligations.turns import awaited_answer, cleared_answer, groups_answer
+from attngen.prove.obligations.turns import awaited_answer, cleared_answer
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim
 
@@ -52,7 +53,7 @@ def hopper_walks(claims: WalkClaims) -> Iterator[Claim]:
     if found.backward is not None:
         yield from _backward(claims, found.backward)
         yield from _turns(claims, found.backward, found.turns)
-        yield from _shares(claims, found.shares)
+        yield from _shares(claims, _index(claims))
     if found.apart is not None:
         yield from _apart(claims, found.apart)
 
@@ -60,8 +61,8 @@ def hopper_walks(claims: WalkClaims) -> Iterator[Claim]:
 def _forward(claims: WalkClaims, forward: HopperForward) -> Iterator[Claim]:
     name, loops = "Hopper forward", claims.plan.key_loops
     yield claims.walk(f"{name}, walk", f"{name}: the walk over keys", forward.walk, loops.runs)
-    answer = heads_answer(claims.context(), forward.heads, claims.work)
-    yield claims.claim(f"{name}, heads", f"{name}: {HEADS}", answer)
+    late, inside = claims.plan.longest_first, forward.batches_inside
+    yield _items(claims, name, _index(claims).of("tile_of_item", LATE=late, BATCHES_INSIDE=inside))
     stretch = one_stretch(loops)
     if (forward.share.first, forward.share.stop) != (None, None):
         sentence = f"{name}: the steps that a warpgroup skips take no tile that its own queries meet"
@@ -78,6 +79,15 @@ def _forward(claims: WalkClaims, forward: HopperForward) -> Iterator[Claim]:
         yield claims.claim(f"{name}, pairs", sentence, answer)
 
 
+def _index(claims: WalkClaims) -> Index:
+    assert claims.plan.gpu_walks is not None
+    return claims.plan.gpu_walks.index
+
+
+def _items(claims: WalkClaims, name: str, f: Function) -> Claim:
+    return claims.claim(f"{name}, items", f"{name}: {ITEMS}", items_answer(claims.context(), f, claims.work))
+
+
 def _limit(claims: WalkClaims, name: str, limit: Limit, loops: Loops) -> Claim:
     answer = limit_answer(claims.context(), limit, loops.axis, loops.runs, claims.work.part())
     sentence = f"{name}: ends of runs brought to the end of the sequence leave its tiles in the runs that they are in"
@@ -88,7 +98,7 @@ def _backward(claims: WalkClaims, backward: HopperBackward) -> Iterator[Claim]:
     name, plan = "Hopper backward", claims.plan
     answer = hull_answer(claims.context(), backward.hull, claims.work.part())
     yield claims.claim(f"{name}, hull", f"{name}: the walk over queries covers every run", answer)
-    answer = hull_part_answer(claims.context(), backward.part, claims.work.part())
+    answer = hull_part_answer(claims.context(), backward.part, _index(claims), claims.work.part())
     sentence = f"{name}: a warpgroup takes each tile of the walk that its own keys meet, and passes over the others"
     yield claims.claim(f"{name}, part", sentence, answer)
     answer = cut_answer(claims.context(), backward.part, backward.unmasked, claims.work.part())
@@ -108,6 +118,8 @@ def _apart(claims: WalkClaims, apart: HopperApart) -> Iterator[Claim]:
         ("Hopper dK/dV", "queries", apart.queries, claims.plan.query_loops),
         ("Hopper dQ", "keys", apart.keys, claims.plan.key_loops),
     ):
+        late = walked == "keys" and claims.plan.longest_first
+        yield _items(claims, name, _index(claims).of("tile_of_program", LATE=late))
         yield claims.walk(f"{name}, walk", f"{name}: the walk over {walked}", found.walk, loops.runs)
         yield _limit(claims, name, found.limit, loops)
         yield _unmasked(claims, name, found.unmasked, loops.full)
@@ -126,18 +138,25 @@ def _lists(claims: WalkClaims, name: str, lists: Lists | None) -> Iterator[Claim
 
 
 def _turns(claims: WalkClaims, backward: HopperBackward, turns: Turns) -> Iterator[Claim]:
-    assert claims.plan.gpu_walks is not None
-    order = claims.plan.gpu_walks.in_turn
-    sentence = "Hopper backward: a group has a head, and all of its tickets go one way"
-    yield claims.claim("Hopper backward, groups", sentence, groups_answer(claims.context(), turns, claims.work))
+    index = _index(claims)
+    tile_in_order = index.of("tile_in_order")
+    for back in (False, True):
+        f = index.of("tile_of_keys", BACKWARDS=back)
+        sentence = f"Hopper backward, `{f}`: each item is a tile of a head, no two are the same, and those of a head "
+        sentence += "rise with the order, and go one way"
+        yield claims.claim("Hopper backward, items", sentence, keys_answer(claims.context(), f, claims.work))
+        before = index.of("tile_before", BACKWARDS=back)
+        sentence = f"Hopper backward, `{before}`: the tile of the place before a tile's own in the order"
+        answer = neighbour_answer(claims.context(), tile_in_order, before, claims.work)
+        yield claims.claim("Hopper backward, order", sentence, answer)
     if backward.lists is None:
         sentence = "Hopper backward: a tile of keys awaits the turn that the one before it in the order passes"
-        answer = awaited_answer(claims.context(), order, turns, claims.work)
+        answer = awaited_answer(claims.context(), turns, claims.work)
     else:
         sentence = (
             "Hopper backward: a tile of keys awaits the turn that the last earlier one which meets the queries passes"
         )
-        answer = listed_answer(claims.context(), order, turns, claims.work)
+        answer = listed_answer(claims.context(), tile_in_order, turns, claims.work)
     yield claims.claim("Hopper backward, turn", sentence, answer)
     sentence = "Hopper backward: each cell in which a call counts is cleared before"
     tiles = [row.queries for _, row in (*backward.rows, *backward.of_sequences)]
@@ -146,12 +165,12 @@ def _turns(claims: WalkClaims, backward: HopperBackward, turns: Turns) -> Iterat
     yield claims.claim("Hopper backward, cells", sentence, answer)
 
 
-def _shares(claims: WalkClaims, shares: Shares) -> Iterator[Claim]:
-    sentence = "Hopper backward: each query head that shares keys is in one share, and each share has one"
-    answer = members_answer(claims.context(), shares, claims.work)
+def _shares(claims: WalkClaims, index: Index) -> Iterator[Claim]:
+    sentence = "Hopper backward: one head of items visits each query head that shares keys, and each of them visits one"
+    answer = members_answer(claims.context(), index, claims.work)
     yield claims.claim("Hopper backward, members", sentence, answer)
     sentence = "Hopper backward: the sums of each tile of keys of each share are written in one place, and added once"
-    answer = parts_answer(claims.context(), shares, claims.work)
+    answer = parts_answer(claims.context(), index.of("part_of"), claims.work)
     yield claims.claim("Hopper backward, parts", sentence, answer)
 
 

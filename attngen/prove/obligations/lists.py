@@ -9,13 +9,14 @@ all cells lie in the room for them.
 
 from __future__ import annotations
 
+from attngen.ir.build import FALSE, TRUE
+from attngen.ir.function import Function
 from attngen.plan.mask.lists import Lists
-from attngen.plan.mask.order import Order
 from attngen.plan.mask.turns import LANES, Listed, Turns
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Holds, Term
 from attngen.prove.integers.z3_door import SolverContext
-from attngen.prove.obligations.questions import Names, Questions, remembered
+from attngen.prove.obligations.questions import Names, Questions, remembered, results
 from attngen.prove.search.small_lists import wrong_cell, wrong_entry
 
 
@@ -58,7 +59,7 @@ def _written(context: SolverContext, lists: Lists, work: Work) -> Answer:
     return asked.answer
 
 
-def listed_answer(context: SolverContext, order: Order, turns: Turns, work: Work) -> Answer:
+def listed_answer(context: SolverContext, tile_in_order: Function, turns: Turns, work: Work) -> Answer:
     """Whether the first tile of keys that meets some queries is known as such, and each other one awaits the turn that
     the last earlier one passes."""
     listed = turns.listed
@@ -67,7 +68,8 @@ def listed_answer(context: SolverContext, order: Order, turns: Turns, work: Work
     names: Names = {"n_tiles": n_tiles}
     conclusion: list[Term] = []
     for way in ("onwards", "backwards"):
-        tile = context.term(getattr(order.tile, way), {**names, "order": at})
+        back = context.term(TRUE if way == "backwards" else FALSE, {})
+        tile = results(context, tile_in_order, {**names, "order": at, "back": back})[0]
         own = context.term(getattr(listed.noted, way), {**names, "tile": tile})
         conclusion += [own >= 1, context.term(listed.first, {**names, "noted": own}) == at]
     first, earlier = (context.term(listed.first, {**names, "noted": n}) for n in (noted, more))

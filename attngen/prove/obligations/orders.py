@@ -1,42 +1,64 @@
-"""Orders of items as formulas, for any number of tiles, of heads, and of heads together.
+"""Which item is which tile of which head, as formulas, for any number of tiles, batches, heads, and heads together.
 
-Executes the plan's `Order` in z3 for an item and for another. Divisors are unknowns, so each quotient is an unknown
-with its definition, q * c <= a < q * c + c. What follows of one step is asked for before it is a premise of the next.
+Executes functions of `plan.index` in z3, for an item and for another; `obligations.questions` says how. Divisors are
+unknowns, so each quotient is an unknown with its definition, q * c <= a < q * c + c. What follows of one step is asked
+for before it is a premise of the next.
 
-What is shown: every item is a tile of a head, and no two are the same, so each tile has an item, since there are as
-many. Of two tiles of a head, the lower in the order has the lower item, and both are in one group. Each number of
-a head stands for one batch and one head, and no two numbers stand for the same.
+What is shown: of `side_by_side`, that every item is a tile of a head and no two are the same, so each tile has an item,
+since there are as many; that of two tiles of a head the lower in the order has the lower item, and both are in one
+group. Functions that call it are executed with that as all that is known of it. Of these, that every item is a tile of
+a head of a batch, and no two are the same; where tiles add to dQ in order, also that all items of a head go one way.
 """
 
 from __future__ import annotations
 
-from attngen.plan.mask.order import Heads, Order
+from attngen.ir.build import FALSE, TRUE
+from attngen.ir.function import Called, Function
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Holds, Term
 from attngen.prove.integers.z3_door import SolverContext
-from attngen.prove.obligations.questions import Names, Questions, remembered
-from attngen.prove.search.small_items import wrong_head, wrong_item
+from attngen.prove.obligations.questions import Names, Questions, Run, remembered
+from attngen.prove.search.small_items import wrong_item, wrong_neighbour, wrong_order, wrong_reader
 
 
-def order_answer(context: SolverContext, order: Order, work: Work) -> Answer:
+def order_answer(context: SolverContext, side_by_side: Function, work: Work) -> Answer:
     """Whether each item is a tile of a head, no two are the same, and the items of a head rise with the order."""
-    return remembered(order, work, lambda: _order_answer(context, order, work), lambda: wrong_item(order))
+    return remembered(
+        side_by_side, work, lambda: _order_answer(context, side_by_side, work), lambda: wrong_order(side_by_side)
+    )
 
 
-def _order_answer(context: SolverContext, order: Order, work: Work) -> Answer:
-    asked = _Items(context, order, work)
-    one = asked.item("one")
-    other = asked.item("other", shown=True)
-    same = one["head"] == other["head"]
-    asked.known.append(same)
-    reasons = _of_one_group(asked, one, other) if "width" in one else asked.known
+def _order_answer(context: SolverContext, f: Function, work: Work) -> Answer:
+    asked = Questions(context, ("n_tiles", "heads", "together"), work)
+    tiles, heads, together = (asked.sizes[n] for n in ("n_tiles", "heads", "together"))
+
+    def item(name: str, shown: bool) -> Names:
+        """What the steps bind for an item, each shown to be inside its bounds. `shown`: as it is of any other."""
+        asked.shown = shown
+        number, before = context.free(f"item of {name}"), len(asked.quotients)
+        asked.known += [number >= 0, number < tiles * heads]
+        run = asked.run(f, {**asked.sizes, "item": number}, name)
+        found = dict(run.names)
+        first, width, i = (found[n] for n in ("first", "width", "i"))
+        asked.show(first >= 0, first < heads, width >= 1, width <= together, first + width <= heads)
+        asked.show(i >= 0, i < tiles * width)
+        found["group"] = asked.quotients[before][2] if asked.quotients[before:] else first
+        start, found["order"], found["head"] = run.results
+        asked.show(start == first, found["order"] >= 0, found["order"] < tiles)
+        asked.show(first <= found["head"], found["head"] < first + width)
+        asked.shown = False
+        return found
+
+    one, other = item("one", shown=False), item("other", shown=True)
+    asked.known.append(one["head"] == other["head"])
+    reasons = _of_one_group(asked, one, other)
     asked.follows(context.implies(one["order"] == other["order"], one["item"] == other["item"]), *reasons)
-    rising = asked.rising(one, other, "order", one["width"]) if "width" in one else []
+    rising = asked.rising(one, other, "order", one["width"])
     asked.follows(context.implies(one["order"] < other["order"], one["item"] < other["item"]), *reasons, *rising)
-    return _tile_answer(context, order, work) if isinstance(asked.answer, Holds) else asked.answer
+    return asked.answer
 
 
-def _of_one_group(asked: _Items, one: Names, other: Names) -> list[Term]:
+def _of_one_group(asked: Questions, one: Names, other: Names) -> list[Term]:
     """Shows that two items of a head belong to one group; returns what holds of their places within it."""
     together, width = asked.sizes["together"], one["width"]
     ends = [x for t in (one, other) for x in (t["first"] <= t["head"], t["head"] < t["first"] + together)]
@@ -51,70 +73,164 @@ def _of_one_group(asked: _Items, one: Names, other: Names) -> list[Term]:
     return [apart, rest, *inside]
 
 
-def _tile_answer(context: SolverContext, order: Order, work: Work) -> Answer:
-    """Whether each place is a tile, and no two are the same, whichever way they are taken."""
-    n_tiles, one, other = (context.free(name) for name in ("n_tiles", "order", "other order"))
-    conclusion: list[Term] = []
-    for way in (order.tile.onwards, order.tile.backwards):
-        tile, another = (context.term(way, {"n_tiles": n_tiles, "order": at}) for at in (one, other))
-        conclusion += [tile >= 0, tile < n_tiles, context.implies(tile == another, one == other)]
-    inside = [x for at in (one, other) for x in (at >= 0, at < n_tiles)]
-    return context.ask_linear(inside, context.all_of(conclusion), work)
-
-
-def heads_answer(context: SolverContext, heads: Heads, work: Work) -> Answer:
-    """Whether each number is a batch and a head, and no two are the same."""
+def items_answer(context: SolverContext, f: Function, work: Work) -> Answer:
+    """Whether each item is a tile of a head of a batch, and no two are the same."""
 
     def ask() -> Answer:
-        asked = Questions(context, ("n_batches", "n_heads"), work)
-        both: list[Names] = []
-        for name in ("one", "other"):
-            found: Names = {**asked.sizes, "i": context.free(f"i of {name}")}
-            asked.known += [found["i"] >= 0, found["i"] < asked.sizes["n_batches"] * asked.sizes["n_heads"]]
-            for part, value in (("batch", heads.batch), ("head", heads.head)):
-                found[part] = asked.value(value, found)
-                asked.show(
-                    found[part] >= 0, found[part] < asked.sizes[f"n_{'batches' if part == 'batch' else 'heads'}"]
-                )
-            both.append(found)
-        one, other = both
-        same = context.all_of([one[name] == other[name] for name in ("batch", "head")])
-        asked.show(context.implies(same, one["i"] == other["i"]))
+        asked = _Items(context, f, work)
+        one, other = asked.item("one"), asked.item("other")
+        for run in (one, other):
+            asked.inside(run)
+        for a, b in zip(one.results, other.results, strict=True):
+            asked.known.append(a == b)
+        asked.show(one.names["own item"] == other.names["own item"])
         return asked.answer
 
-    return remembered(heads, work, ask, lambda: wrong_head(heads))
+    return remembered(f, work, ask, lambda: wrong_item(f))
+
+
+def keys_answer(context: SolverContext, f: Function, work: Work) -> Answer:
+    """Whether each item is a tile of keys of a head and no two are the same, those of a head rise with the order, and
+    all of them go one way. How a place in the order is a tile, `neighbour_answer` shows."""
+
+    def ask() -> Answer:
+        asked = _Items(context, f, work)
+        one, other = asked.item("one"), asked.item("other")
+        (tile, order, back, head), (_, later, way, same) = one.results, other.results
+        asked.show(order >= 0, order < asked.sizes["n_tiles"], head >= 0, head < asked.heads)
+        asked.show(tile >= 0, tile < asked.sizes["n_tiles"])
+        item, next_item = (run.names["own item"] for run in (one, other))
+        asked.known.append(head == same)
+        asked.show(back == way, context.implies(order == later, item == next_item))
+        asked.show(context.implies(order < later, item < next_item))
+        return asked.answer
+
+    return remembered(f, work, ask, lambda: wrong_item(f, ordered=True))
+
+
+def neighbour_answer(context: SolverContext, tile_in_order: Function, before: Function, work: Work) -> Answer:
+    """Whether places in the order are tiles, no two the same, whichever way it goes, and the tile before one is that of
+    the place before its own. `before` goes the ways that its flag allows."""
+
+    def ask() -> Answer:
+        asked = Questions(context, ("n_tiles",), work)
+        n_tiles = asked.sizes["n_tiles"]
+        one, other = context.free("order"), context.free("other order")
+        asked.known += [x for at in (one, other) for x in (at >= 0, at < n_tiles)]
+        for back in (FALSE, TRUE) if dict(before.flags)["BACKWARDS"] else (FALSE,):
+            way: Names = {**asked.sizes, "back": context.term(back, {})}
+            tile, next_tile, last = (
+                asked.run(tile_in_order, {**way, "order": at}, f"{back.value} {i}").results[0]
+                for i, at in enumerate((one, other, one - 1))
+            )
+            asked.show(tile >= 0, tile < n_tiles, context.implies(tile == next_tile, one == other))
+            (earlier,) = asked.run(before, {**way, "tile": tile}, f"before {back.value}").results
+            asked.show(earlier >= 0, earlier < n_tiles, context.implies(one >= 1, earlier == last))
+        return asked.answer
+
+    key = (tile_in_order, before)
+    return remembered(key, work, ask, lambda: wrong_neighbour(tile_in_order, before))
+
+
+def readers_answer(context: SolverContext, kv_head_of: Function, query_head: Function, work: Work) -> Answer:
+    """Whether a query head reads a head of keys that there is, and each member of the group of a head of keys is a
+    query head that reads it."""
+
+    def ask() -> Answer:
+        asked = Questions(context, ("group", "Hkv"), work)
+        group, n_kv = asked.sizes["group"], asked.sizes["Hkv"]
+        n_heads = group * n_kv
+
+        def read(head: Term, name: str) -> Term:
+            before = len(asked.quotients)
+            (found,) = asked.run(kv_head_of, {"head": head, "Hq": n_heads, "Hkv": n_kv}, name).results
+            for a, _, q in asked.quotients[before:]:
+                if a.eq(n_heads):  # the group, as the function finds it
+                    asked.rising({"n": q}, {"n": group}, "n", n_kv)
+                    asked.show(q == group)
+            return found
+
+        head, own, member = (context.free(name) for name in ("head", "own head of keys", "member"))
+        asked.known += [head >= 0, head < n_heads, own >= 0, own < n_kv, member >= 0, member < group]
+        kv_head = read(head, "one")
+        for number in (kv_head, own):
+            for end in (context.number(0), n_kv):
+                asked.rising({"n": number}, {"n": end}, "n", group)
+        asked.show(kv_head >= 0, kv_head < n_kv)
+        (made,) = asked.run(query_head, {"kv_head": own, "member": member, "group": group}, "made").results
+        asked.show(made >= 0, made < n_heads)
+        back = read(made, "back")
+        asked.rising({"n": back}, {"n": own}, "n", group)
+        asked.show(back == own)
+        return asked.answer
+
+    return remembered((kv_head_of, query_head), work, ask, lambda: wrong_reader(kv_head_of, query_head))
 
 
 class _Items(Questions):
-    """Questions about items."""
+    """Questions about the items of a function, of which there are as many as tiles of all heads of all batches."""
 
-    def __init__(self, context: SolverContext, order: Order, work: Work):
-        super().__init__(context, ("n_tiles", "heads", "together"), work)
-        self.order = order
+    def __init__(self, context: SolverContext, f: Function, work: Work):
+        super().__init__(context, ("n_tiles", "n_batches", "n_heads", "together"), work)
+        self.f = f
+        n_tiles, n_batches, n_heads = (self.sizes[name] for name in ("n_tiles", "n_batches", "n_heads"))
+        self.heads = n_batches * n_heads
+        self.n_items = n_tiles * self.heads
+        self.known.append(self.heads >= 1)
+        self.calls: list[tuple[Term, list[Term]]] = []
+        for callee in _called(f):
+            if callee.name == "side_by_side" and isinstance(self.answer, Holds):
+                self.answer = order_answer(context, callee, work)
 
-    def item(self, name: str, shown: bool = False) -> Names:
-        """What the steps bind for an item, each shown to be inside its bounds. `shown`: as it is of any other."""
-        self.shown = shown
+    def item(self, name: str) -> Run:
         item = self.context.free(f"item of {name}")
-        tiles, heads, together = (self.sizes[n] for n in ("n_tiles", "heads", "together"))
-        found = {**self.sizes, "item": item}
-        first_quotient = len(self.quotients)
-        self.known += [item >= 0, item < tiles * heads]
-        for step in self.order.steps:
-            bound = self.context.free(f"{step.name} of {name}")
-            self.known.append(bound == self.value(step.value, found))
-            found[step.name] = bound
-        if "width" in found:
-            first, width, i = (found[n] for n in ("first", "width", "i"))
-            self.show(first >= 0, first < heads, width >= 1, width <= together, first + width <= heads)
-            self.show(i >= 0, i < tiles * width)
-            found["group"] = self.quotients[first_quotient][2] if self.quotients[first_quotient:] else first
-        self.show(found["order"] >= 0, found["order"] < tiles)
-        found["head"] = self.context.free(f"head of {name}")
-        self.known.append(found["head"] == self.value(self.order.head, found))
-        if "width" in found:
-            self.show(found["first"] <= found["head"], found["head"] < found["first"] + found["width"])
-        else:
-            self.show(found["head"] >= 0, found["head"] < heads)
-        self.shown = False
+        self.known += [item >= 0, item < self.n_items]
+        counts = dict.fromkeys(("n_items", "n_programs", "programs"), self.n_items)
+        args = {**self.sizes, **counts, **dict.fromkeys(("item", "program"), item)}
+
+        def side_by_side(_: Function, given: Names) -> list[Term]:
+            return self.placed(given, name)
+
+        run = self.run(self.f, args, name, {"side_by_side": side_by_side})
+        run.names["own item"] = item
+        return run
+
+    def placed(self, given: Names, name: str) -> list[Term]:
+        """What is known of an item's group, its place in the order, and its head."""
+        item, heads = given["item"], given["heads"]
+        self.rising({"n": heads}, {"n": self.heads}, "n", self.sizes["n_tiles"])
+        self.show(given["n_tiles"] == self.sizes["n_tiles"], heads == self.heads, given["together"] >= 1)
+        self.show(item >= 0, item < self.n_items)
+        first, order, head = found = [self.context.free(f"{what} of {name}") for what in ("first", "order", "head")]
+        self.known += [order >= 0, order < self.sizes["n_tiles"], head >= 0, head < self.heads]
+        self.known += [first >= 0, first <= head, head < first + given["together"]]
+        for other, (their_first, their_order, their_head) in self.calls:
+            same = head == their_head
+            self.known.append(self.context.implies(same, first == their_first))
+            for mine, theirs, earlier in ((order, their_order, item < other), (their_order, order, other < item)):
+                self.known.append(self.context.implies(self.context.all_of([same, mine < theirs]), earlier))
+            equal = self.context.all_of([same, order == their_order])
+            self.known.append(self.context.implies(equal, item == other))
+        self.calls.append((item, found))
         return found
+
+    def inside(self, run: Run) -> None:
+        """Shows that what it returns is a tile, a batch and a head."""
+        n_tiles, n_batches, n_heads = (self.sizes[name] for name in ("n_tiles", "n_batches", "n_heads"))
+        ends = [(n_tiles, self.heads), (n_tiles * n_heads, n_batches), (n_heads, n_batches), (n_batches, n_heads)]
+        for a, c, q in list(self.quotients):
+            for divisor, end in ends:
+                if c.eq(divisor):
+                    self.rising({"n": q}, {"n": self.context.number(0)}, "n", c)
+                    self.rising({"n": q}, {"n": end}, "n", c)
+                    if a.eq(self.n_items):
+                        self.show(q == end)
+                        ends.append((q, n_heads))
+        tile, batch, head = run.results
+        self.show(tile >= 0, tile < n_tiles, batch >= 0, batch < n_batches, head >= 0, head < n_heads)
+
+
+def _called(f: Function) -> list[Function]:
+    """The functions that it calls, and those that they call."""
+    own = [s.function for s in f.body if isinstance(s, Called)]
+    return [*own, *(g for function in own for g in _called(function))]

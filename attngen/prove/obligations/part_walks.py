@@ -5,6 +5,8 @@ Executes the plan's `Limit` and `HullPart` in z3, as `tile_walks` does walks.
 
 from __future__ import annotations
 
+from attngen.ir.build import FALSE, TRUE
+from attngen.plan.index import Index
 from attngen.plan.mask.loops import Rounded, Run
 from attngen.plan.mask.order import Directed
 from attngen.plan.mask.parts import HullPart, Limit
@@ -12,6 +14,7 @@ from attngen.plan.mask.walks import outside, own
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Holds, Term
 from attngen.prove.integers.z3_door import SolverContext
+from attngen.prove.obligations.questions import results
 from attngen.prove.obligations.tile_walks import Ends, Executed
 
 
@@ -42,22 +45,24 @@ def limit_answer(context: SolverContext, limit: Limit, axis: str, runs: tuple[Ru
     return context.ask_linear(premises, context.all_of(conclusion), work)
 
 
-def hull_part_answer(context: SolverContext, part: HullPart, work: Work) -> Answer:
+def hull_part_answer(context: SolverContext, part: HullPart, index: Index, work: Work) -> Answer:
     """Whether a half takes, at its steps of a hull, the tiles of the hull that it meets; in either direction.
 
     Each tile of the hull has one step, and those of the half are all the hull's.
     """
     hull, mine = Run("first", "stop"), Run(own("first"), own("stop"))
     answer: Answer = Holds()
-    for way in ("onwards", "backwards"):
+    for way, may_turn in (("onwards", False), ("onwards", True), ("backwards", True)):
         if not isinstance(answer, Holds):
             break
+        tile_of_step = index.of("tile_of_step", BACKWARDS=may_turn)
         ends = Ends(context, (hull, mine))
         bound = ends.after(part.bound)
         begin = _value(context, bound, part.begin, way)
         end = context.term(part.end, {**bound, "begin": begin})
         step, other = context.free("step"), context.free("other step")
-        at, elsewhere = (_value(context, {**bound, "step": n}, part.at, way) for n in (step, other))
+        back = context.term(TRUE if way == "backwards" else FALSE, {})
+        at, elsewhere = (results(context, tile_of_step, {**bound, "step": n, "back": back})[0] for n in (step, other))
         n_steps = bound["stop"] - bound["first"]
         taken = context.all_of([step >= 0, step < n_steps])
         premises = [*ends.premises, taken]

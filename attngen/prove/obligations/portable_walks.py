@@ -9,22 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attngen.prove.obligations.orders import heads_answer, order_answer
+from attngen.prove.obligations.orders import items_answer, order_answer, readers_answer
 from attngen.prove.obligations.tile_walks import counts_answer
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim
 
-HEADS = "each number among the heads of all batches is a batch and a head, and no two are the same"
+ITEMS = "each item is a tile of a head of a batch, and no two are the same"
 
 
 def portable_walks(claims: WalkClaims) -> Iterator[Claim]:
     plan, own = claims.plan, claims.plan.gpu_walks
     if own is None:
         return
-    for name, order in (("in turn", own.in_turn), ("one by one", own.one_by_one)):
-        sentence = f"heads {name}: each tile of each head is one item, and the items of a head rise with the order"
-        yield claims.claim(f"items, {name}", sentence, order_answer(claims.context(), order, claims.work))
-    yield claims.claim("items, heads", HEADS, heads_answer(claims.context(), own.heads, claims.work))
+    index = own.index
+    sentence = "heads side by side: each tile of each head is one item, and the items of a head rise with the order"
+    answer = order_answer(claims.context(), index.of("side_by_side"), claims.work)
+    yield claims.claim("items, side by side", sentence, answer)
+    for f in (
+        *(index.of("busy_tiles_first", LATE=late) for late in (False, True)),
+        index.of("head_after_head"),
+    ):
+        answer = items_answer(claims.context(), f, claims.work)
+        yield claims.claim(f"items, {f.name.replace('_', ' ')}", f"`{f}`: {ITEMS}", answer)
+    answer = readers_answer(claims.context(), index.of("kv_head_of"), index.of("query_head"), claims.work)
+    yield claims.claim("items, heads of keys", "each query head reads the head of keys whose group it is in", answer)
     for kernels, walked, loops, walks in (
         ("forward and dQ", "keys", plan.key_loops, own.keys),
         ("dK/dV", "queries", plan.query_loops, own.queries),

@@ -6,8 +6,10 @@ Divisors may be unknowns: each quotient is an unknown with its definition, q * c
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 
 from attngen.ir.build import index
+from attngen.ir.function import Assigned, Function
 from attngen.ir.nodes import Apply, Expr, Op
 from attngen.ir.walk import nodes, substitute
 from attngen.prove.budget.work import Work
@@ -15,6 +17,18 @@ from attngen.prove.integers.answers import Answer, Fails, Holds, Open, Term
 from attngen.prove.integers.z3_door import SolverContext
 
 Names = dict[str, Term]
+Contracts = Mapping[str, Callable[[Function, Names], list[Term]]]
+"""By name of a function, what it returns for some args, of which no more is known than the contract says."""
+Lemmas = Mapping[str, Callable[[Term], None]]
+
+
+def results(context: SolverContext, f: Function, args: Names) -> list[Term]:
+    """What a function returns that divides by literals alone, and calls no other."""
+    found = dict(args)
+    for step in f.body:
+        assert isinstance(step, Assigned)
+        found[step.name] = context.term(step.value, found)
+    return [context.term(e, found) for e in f.results]
 
 
 class Questions:
@@ -67,6 +81,42 @@ class Questions:
             found[name] = q if node.op is Op.FLOORDIV else a - q * c
             e = substitute(e, {node: index(name)})
         return self.context.term(e, found)
+
+    def run(
+        self, f: Function, args: Names, name: str, contracts: Contracts | None = None, lemmas: Lemmas | None = None
+    ) -> Run:
+        """Executes a function for these args. Of a function that has a contract, what it returns is known by that
+        alone. A lemma shows something of a name as soon as that is bound."""
+        found: Names = {p.id: args[p.id] for p in f.params}
+        for step in f.body:
+            if isinstance(step, Assigned):
+                value = self.value(step.value, found)
+                found[step.name] = self.context.unknown(f"{step.name} of {name}", step.value.type)
+                self.known.append(found[step.name] == value)
+                (lemmas or {}).get(step.name, _nothing)(found[step.name])
+                continue
+            given = {p.id: self.value(e, found) for p, e in zip(step.function.params, step.args, strict=True)}
+            contract = (contracts or {}).get(step.function.name)
+            if contract is not None:
+                results = contract(step.function, given)
+            else:
+                results = self.run(step.function, given, f"{step.function.name} of {name}", contracts).results
+            found |= zip(step.names, results, strict=True)
+            for bound in step.names:
+                (lemmas or {}).get(bound, _nothing)(found[bound])
+        return Run(found, [self.value(e, found) for e in f.results])
+
+
+def _nothing(_: Term) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the names of a function stand for, and what it returns."""
+
+    names: Names
+    results: list[Term]
 
 
 _SHOWN: dict[Hashable, int] = {}

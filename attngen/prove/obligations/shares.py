@@ -1,114 +1,171 @@
 """The shares of a group of query heads as formulas, for any group, any span, and any number of heads and of tiles.
 
-Executes the plan's `Shares` in z3; `obligations.questions` says how. What is shown: each member of a group is in one
-share and in no other, and no share is empty, for which a program would wait. Each head of an item is a share of a head
-of keys, and each share of one is a head of items. The sums of no two items are in one place, so each part is written
-once, and read once, with those of its tile's other shares.
+Executes functions of `plan.index` in z3; `obligations.questions` says how. What is shown: each head of items visits
+members of the group of a head of keys, at least one, for which a program would wait, and each member is visited by one
+head of items. The sums of no two items are in one place, so each part is written once, and read once, with those of its
+tile's other shares.
 """
 
 from __future__ import annotations
 
-from attngen.plan.mask.shares import Shares
+from collections.abc import Callable
+
+from attngen.ir.function import Function
+from attngen.plan.index import Index
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Holds, Term
 from attngen.prove.integers.z3_door import SolverContext
-from attngen.prove.obligations.questions import Names, Questions, remembered
-from attngen.prove.search.small_shares import wrong_member, wrong_part
+from attngen.prove.obligations.questions import Lemmas, Questions, remembered
+from attngen.prove.search.small_shares import wrong_alone, wrong_member, wrong_part
 
 
-def members_answer(context: SolverContext, shares: Shares, work: Work) -> Answer:
-    """Whether each member of a group is in exactly one share, and each share has a member."""
+def members_answer(context: SolverContext, index: Index, work: Work) -> Answer:
+    """Whether each member of a group is visited by exactly one head of items, and each of these visits one."""
+    shared, alone = (index.of("members", SHARED=flag) for flag in (True, False))
+    share_count, head_of_share = index.of("share_count"), index.of("head_of_share")
 
     def ask() -> Answer:
-        asked = Questions(context, ("group", "span"), work)
-        group, span = (asked.sizes[name] for name in ("group", "span"))
-        count = asked.value(shares.shares, asked.sizes)
-        asked.show(count >= 1, group <= count * span, count * span < group + span)
-
-        def share(name: str, *known: Term) -> tuple[Term, Term, Term]:
-            """A share that is `known` to be one, its first member and the one behind its last."""
-            one = context.free(name)
-            asked.known += [one >= 0, one < count, *known]
-            names = {**asked.sizes, "share": one}
-            return one, asked.value(shares.first, names), asked.value(shares.stop, names)
-
-        one, first, stop = share("share")
-        asked.rising({"n": one}, {"n": count}, "n", span)
-        asked.show(first >= 0, first < stop, stop <= group)
-        other, theirs, end = share("other share")
-        asked.rising({"n": one}, {"n": other}, "n", span)
+        asked = _Members(context, work, shared, share_count)
+        one, other = (context.free(name) for name in ("one head of items", "another head of items"))
+        found = [asked.visited(head, name) for head, name in ((one, "one"), (other, "other"))]
+        (batch, kv_head, start, end), (same_batch, same_head, begin, stop) = found
+        asked.known += [batch == same_batch, kv_head == same_head]
+        asked.same(("kv_head_2 of one", "kv_head_2 of other"), asked.n_kv)
+        asked.rising({"n": asked.named["share of one"]}, {"n": asked.named["share of other"]}, "n", asked.span)
         member = context.free("member")
-        asked.known += [member >= 0, member < group]
-        inside = [first <= member, member < stop, theirs <= member, member < end]
+        inside = [start <= member, member < end, begin <= member, member < stop]
         asked.show(context.implies(context.all_of(inside), one == other))
         if not isinstance(asked.answer, Holds):
             return asked.answer
-        return _some_share(context, shares, work)
+        return _some_head(context, work, shared, share_count, head_of_share)
 
-    return remembered(("members", shares), work, ask, lambda: wrong_member(shares))
+    key = ("members", shared, share_count, head_of_share)
+    answer = remembered(key, work, ask, lambda: wrong_member(shared, share_count, head_of_share))
+    if not isinstance(answer, Holds):
+        return answer
+    return remembered(alone, work, lambda: _alone(context, work, alone), lambda: wrong_alone(alone))
 
 
-def _some_share(context: SolverContext, shares: Shares, work: Work) -> Answer:
-    """Whether each member is in the share whose number is its own by the span."""
-    asked = Questions(context, ("group", "span"), work)
-    group, span = (asked.sizes[name] for name in ("group", "span"))
-    count = asked.value(shares.shares, asked.sizes)
-    asked.show(group <= count * span)
-    member, share = context.free("member"), context.free("share")
-    asked.known += [member >= 0, member < group, share * span <= member, member < share * span + span]
-    asked.rising({"n": share}, {"n": context.number(0)}, "n", span)
-    asked.rising({"n": share}, {"n": count}, "n", span)
-    names: Names = {**asked.sizes, "share": share}
-    asked.show(share >= 0, share < count)
-    asked.show(asked.value(shares.first, names) <= member, member < asked.value(shares.stop, names))
+def _some_head(
+    context: SolverContext, work: Work, members: Function, share_count: Function, head_of_share: Function
+) -> Answer:
+    """Whether each member is visited by the head of items of the share whose number is its own by the span."""
+    asked = _Members(context, work, members, share_count)
+    kv_head, member, share = (context.free(name) for name in ("head of keys", "member", "its share"))
+    asked.known += [kv_head >= 0, kv_head < asked.n_kv, member >= 0, member < asked.group]
+    asked.known += [share * asked.span <= member, member < share * asked.span + asked.span]
+    for end in (context.number(0), asked.count):
+        asked.rising({"n": share}, {"n": end}, "n", asked.span)
+    asked.show(share >= 0, share < asked.count)
+    given = {"kv_head": kv_head, "share": share, "shares": asked.count}
+    (head,) = asked.run(head_of_share, given, "made").results
+    for end in (context.number(0), asked.n_kv):
+        asked.rising({"n": kv_head}, {"n": end}, "n", asked.count)
+    asked.show(head >= 0, head < asked.n_kv * asked.count)
+    batch, own, start, end = asked.visited(head, "own")
+    asked.rising({"n": asked.named["kv_head_2 of own"]}, {"n": kv_head}, "n", asked.count)
+    asked.show(asked.named["kv_head_2 of own"] == kv_head, asked.named["share of own"] == share)
+    asked.show(batch * asked.per_batch + own == kv_head, start <= member, member < end)
     return asked.answer
 
 
-def parts_answer(context: SolverContext, shares: Shares, work: Work) -> Answer:
-    """Whether heads of items are the shares of heads of keys, one for one, and each tile of each has a place of its
-    own."""
+def _alone(context: SolverContext, work: Work, members: Function) -> Answer:
+    """Whether an item of each head of keys visits all members of its group, where groups have one share."""
+    asked = Questions(context, ("group", "Hkv", "batches"), work)
+    group, per_batch, batches = (asked.sizes[name] for name in ("group", "Hkv", "batches"))
+    head = context.free("head")
+    asked.known += [head >= 0, head < batches * per_batch]
+    args = {"head": head, "Hq": group * per_batch, "Hkv": per_batch, "span": context.free("span")}
+
+    def its_group(found: Term) -> None:
+        asked.rising({"n": found}, {"n": group}, "n", per_batch)
+        asked.show(found == group)
+
+    batch, kv_head, start, end = asked.run(members, args, "item", lemmas={"group": its_group}).results
+    for stop in (context.number(0), batches):
+        asked.rising({"n": batch}, {"n": stop}, "n", per_batch)
+    asked.show(batch >= 0, batch < batches, kv_head >= 0, kv_head < per_batch)
+    asked.show(batch * per_batch + kv_head == head, start == 0, end == group)
+    return asked.answer
+
+
+class _Members(Questions):
+    """Questions about heads of items, of which each head of keys of each batch has as many as shares."""
+
+    def __init__(self, context: SolverContext, work: Work, members: Function, share_count: Function):
+        super().__init__(context, ("group", "span", "Hkv", "batches"), work)
+        self.members = members
+        self.group, self.span, self.per_batch, self.batches = self.sizes.values()
+        self.n_kv = self.batches * self.per_batch
+        self.known.append(self.n_kv >= 1)
+        self.named: dict[str, Term] = {}
+        (self.count,) = self.run(share_count, {"group": self.group, "span": self.span}, "count").results
+        self.show(self.count >= 1, self.group <= self.count * self.span)
+        self.show(self.count * self.span < self.group + self.span)
+
+    def visited(self, head: Term, name: str) -> list[Term]:
+        """The batch and the head of keys that a head of items has, and the members that it visits: at least one."""
+        zero = self.context.number(0)
+        self.known += [head >= 0, head < self.n_kv * self.count]
+
+        def is_size(size: Term, factor: Term) -> Callable[[Term], None]:
+            def shown(found: Term) -> None:
+                self.rising({"n": found}, {"n": size}, "n", factor)
+                self.show(found == size)
+
+            return shown
+
+        def kv_head(found: Term) -> None:
+            for end in (zero, self.n_kv):
+                self.rising({"n": found}, {"n": end}, "n", self.count)
+            self.show(found >= 0, found < self.n_kv)
+
+        def share(found: Term) -> None:
+            self.show(found >= 0, found < self.count)
+            self.rising({"n": found}, {"n": self.count}, "n", self.span)
+            self.rising({"n": found}, {"n": zero}, "n", self.span)
+
+        lemmas: Lemmas = {
+            "group": is_size(self.group, self.per_batch),
+            "shares": is_size(self.count, self.span),
+            "kv_head_2": kv_head,
+            "share": share,
+        }
+        args = {"head": head, "Hq": self.group * self.per_batch, "Hkv": self.per_batch, "span": self.span}
+        run = self.run(self.members, args, name, lemmas=lemmas)
+        batch, kv, start, end = run.results
+        for stop in (zero, self.batches):
+            self.rising({"n": batch}, {"n": stop}, "n", self.per_batch)
+        self.show(batch >= 0, batch < self.batches, kv >= 0, kv < self.per_batch)
+        self.show(start >= 0, start < end, end <= self.group)
+        self.named |= {f"{what} of {name}": run.names[what] for what in ("kv_head_2", "share")}
+        return run.results
+
+    def same(self, names: tuple[str, str], end: Term) -> None:
+        """Shows that two heads of keys are one."""
+        one, other = (self.named[name] for name in names)
+        self.show(one < end, one == other)
+
+
+def parts_answer(context: SolverContext, part_of: Function, work: Work) -> Answer:
+    """Whether no two tiles of heads of items have one place, and there are no more places than tiles."""
 
     def ask() -> Answer:
-        asked = Questions(context, ("heads", "shares"), work)
-        heads, count = asked.sizes["heads"], asked.sizes["shares"]
-        head = context.free("head")
-        asked.known += [head >= 0, head < heads * count]
-        names: Names = {**asked.sizes, "head": head}
-        kv_head, share = asked.value(shares.kv_head, names), asked.value(shares.share, names)
-        asked.rising({"n": kv_head}, {"n": context.number(0)}, "n", count)
-        asked.rising({"n": kv_head}, {"n": heads}, "n", count)
-        asked.show(share >= 0, share < count, kv_head >= 0, kv_head < heads)
-        asked.show(asked.value(shares.head_of, {**asked.sizes, "kv_head": kv_head, "share": share}) == head)
-        other, theirs = context.free("other head of keys"), context.free("other share")
-        asked.known += [other >= 0, other < heads, theirs >= 0, theirs < count]
-        made = asked.value(shares.head_of, {**asked.sizes, "kv_head": other, "share": theirs})
-        asked.rising({"n": kv_head}, {"n": other}, "n", count)
-        same = context.all_of([kv_head == other, share == theirs])
-        asked.show(context.implies(made == head, same))
-        asked.rising({"n": other}, {"n": heads}, "n", count)
-        asked.show(context.implies(other == 0, made == theirs), made >= 0, made < heads * count)
-        if not isinstance(asked.answer, Holds):
-            return asked.answer
-        return _places(context, shares, work)
+        asked = Questions(context, ("heads", "n_tiles"), work)
+        heads, n_tiles = (asked.sizes[name] for name in ("heads", "n_tiles"))
 
-    return remembered(("parts", shares), work, ask, lambda: wrong_part(shares))
+        def item(name: str) -> tuple[Term, Term, Term]:
+            head, tile = context.free(f"{name} head"), context.free(f"{name} tile")
+            asked.known += [head >= 0, head < heads, tile >= 0, tile < n_tiles]
+            return head, tile, asked.run(part_of, {**asked.sizes, "head": head, "tile": tile}, name).results[0]
 
+        head, tile, part = item("one")
+        other, theirs, place = item("other")
+        asked.rising({"n": head}, {"n": other}, "n", n_tiles)
+        asked.rising({"n": head}, {"n": heads}, "n", n_tiles)
+        asked.show(context.implies(part == place, context.all_of([head == other, tile == theirs])))
+        asked.rising({"n": head}, {"n": context.number(0)}, "n", n_tiles)
+        asked.show(part >= 0, part < heads * n_tiles)
+        return asked.answer
 
-def _places(context: SolverContext, shares: Shares, work: Work) -> Answer:
-    """Whether no two tiles of heads of items have one place, and there are no more places than tiles."""
-    asked = Questions(context, ("heads", "n_tiles"), work)
-    heads, n_tiles = (asked.sizes[name] for name in ("heads", "n_tiles"))
-
-    def item(name: str) -> tuple[Term, Term, Term]:
-        head, tile = context.free(f"{name} head"), context.free(f"{name} tile")
-        asked.known += [head >= 0, head < heads, tile >= 0, tile < n_tiles]
-        return head, tile, asked.value(shares.part, {**asked.sizes, "head": head, "tile": tile})
-
-    head, tile, part = item("one")
-    other, theirs, place = item("other")
-    asked.rising({"n": head}, {"n": other}, "n", n_tiles)
-    asked.rising({"n": head}, {"n": heads}, "n", n_tiles)
-    asked.show(context.implies(part == place, context.all_of([head == other, tile == theirs])))
-    asked.rising({"n": head}, {"n": context.number(0)}, "n", n_tiles)
-    asked.show(part >= 0, part < heads * n_tiles)
-    return asked.answer
+    return remembered(part_of, work, ask, lambda: wrong_part(part_of))

@@ -1,7 +1,7 @@
-"""The turns of dQ as formulas, for any number of tiles, of heads, and of heads together.
+"""The turns of dQ as formulas, for any number of tiles.
 
-What is shown, beside what `orders` shows of tickets: all tiles of a head go one way, a tile awaits the turn that the
-one before it in the order passes, and cells begin at 0. By hand: programs take tickets one after the other, and finish
+What is shown, beside what `orders` shows of tickets: a tile awaits the turn that the one before it in the order passes,
+and cells begin at 0. By hand: programs take tickets one after the other, and finish
 each before the next, so the lowest ticket that is not done belongs to a program that has begun, and waits for none. So
 there is no deadlock with any number of programs.
 """
@@ -10,20 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from attngen.plan.mask.order import Order
 from attngen.plan.mask.turns import Cells, Turns
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Fails
 from attngen.prove.integers.z3_door import SolverContext
-
-
-def groups_answer(context: SolverContext, turns: Turns, work: Work) -> Answer:
-    """Whether at least one head goes on at a time where there are few, and a group's tickets all go one way."""
-    sizes = {name: context.free(name) for name in ("n_tiles", "heads", "together", "first", "width")}
-    tickets = ({**sizes, **{n: context.free(f"{n} of {t}") for n in ("item", "i", "order")}} for t in ("one", "other"))
-    few, back = context.term(turns.few, sizes), [context.term(turns.back, names) for names in tickets]
-    premises = [sizes[name] >= 1 for name in ("n_tiles", "heads", "together")]
-    return context.ask_linear(premises, context.all_of([few >= 1, back[0] == back[1]]), work)
 
 
 def cleared_answer(context: SolverContext, cells: Cells, tiles: Iterable[int], *, listed: bool, work: Work) -> Answer:
@@ -42,19 +32,11 @@ def cleared_answer(context: SolverContext, cells: Cells, tiles: Iterable[int], *
     return context.ask_linear(premises, context.all_of(conclusion), work)
 
 
-def awaited_answer(context: SolverContext, order: Order, turns: Turns, work: Work) -> Answer:
-    """Whether a tile that is not the first awaits the turn that the one before it passes, and no other's, and takes
-    that one for the tile before it, whichever way its group goes."""
+def awaited_answer(context: SolverContext, turns: Turns, work: Work) -> Answer:
+    """Whether a tile that is not the first awaits the turn that the one before it passes, and no other's."""
     n_tiles, at, other = (context.free(name) for name in ("n_tiles", "order", "other order"))
     premises = [at >= 1, at < n_tiles, other >= 0, other < n_tiles]
-    names = {"n_tiles": n_tiles, "order": at}
-    earlier = {"n_tiles": n_tiles, "order": at - 1}
     passed = context.term(turns.passed, {"order": other})
-    conclusion = [(passed == context.term(turns.awaited, names)) == (other == at - 1), passed >= 1]
-    for tile, before in (
-        (order.tile.onwards, turns.before.onwards),
-        (order.tile.backwards, turns.before.backwards),
-    ):
-        before_it = context.term(before, {**names, "tile": context.term(tile, names)})
-        conclusion.append(before_it == context.term(tile, earlier))
+    awaited = context.term(turns.awaited, {"order": at})
+    conclusion = [(passed == awaited) == (other == at - 1), passed >= 1]
     return context.ask_linear(premises, context.all_of(conclusion), work)

@@ -1,6 +1,6 @@
-"""Items of small sizes, for a counterexample to the order in which tiles are taken.
+"""Items of small sizes, for a counterexample to the functions by which kernels find tiles and heads.
 
-Takes the plan's `Order`, returns the sizes and the item at which it goes wrong, or None.
+Takes functions of `plan.index`, returns the sizes and the item at which they go wrong, or None.
 """
 
 from __future__ import annotations
@@ -8,51 +8,81 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import product
 
-from attngen.ir.nodes import Expr
-from attngen.plan.mask.order import Heads, Order
+from attngen.ir.function import Function, results_of
 
 LARGEST = 5
+Found = Mapping[str, int | float | bool]
 
 
-def wrong_item(order: Order) -> Mapping[str, int | float | bool] | None:
+def _called(f: Function, names: Mapping[str, int]) -> tuple[int, ...]:
+    return results_of(f, {p.id: names[p.id] for p in f.params})
+
+
+def wrong_order(side_by_side: Function) -> Found | None:
     """An item that is no tile of a head, or one that another has, or one that comes before a tile that is earlier in
-    its head's order."""
-    from attngen.ir.evaluate import evaluate  # with NumPy, which is not loaded for what z3 shows
-
-    def value(e: Expr, names: Mapping[str, int]) -> int:
-        return int(evaluate(e, names, {}))
-
+    its head's order; or two of a head in different groups."""
     sizes = range(1, LARGEST)
     for n_tiles, heads, together in product(sizes, sizes, sizes):
-        named = {"n_tiles": n_tiles, "heads": heads, "together": together}
-        for way in (order.tile.onwards, order.tile.backwards):
-            tiles = [value(way, {**named, "order": at}) for at in range(n_tiles)]
-            if sorted(tiles) != list(range(n_tiles)):
-                return {**named, "tile": next((t for t in tiles if not 0 <= t < n_tiles or tiles.count(t) > 1), -1)}
+        sized = {"n_tiles": n_tiles, "heads": heads, "together": together}
         taken: dict[int, int] = {}
+        groups: dict[int, int] = {}
         for item in range(n_tiles * heads):
-            names = {**named, "item": item}
-            for step in order.steps:
-                names[step.name] = value(step.value, names)
-            head, at = value(order.head, names), names["order"]
-            if not 0 <= head < heads or at != taken.get(head, 0):
-                return {**names, "head": head}
-            taken[head] = at + 1
+            names = {**sized, "item": item}
+            first, order, head = _called(side_by_side, names)
+            inside = 0 <= head < heads and first <= head < first + together and order == taken.get(head, 0)
+            if not inside or groups.setdefault(head, first) != first:
+                return {**names, "first": first, "order": order, "head": head}
+            taken[head] = order + 1
         if set(taken.values()) != {n_tiles}:
-            return named
+            return sized
     return None
 
 
-def wrong_head(heads: Heads) -> Mapping[str, int | float | bool] | None:
-    """A number of a head that is no batch and head, or the same as another's."""
-    from attngen.ir.evaluate import evaluate
+def wrong_item(f: Function, *, ordered: bool = False) -> Found | None:
+    """An item that is no tile of a head of a batch, or the same as another. `ordered`: the function returns a tile, its
+    place in the order, the way, and a head of all batches; items of a head go one way, and rise with the order."""
+    for n_tiles, n_batches, n_heads, together in product(range(1, LARGEST), repeat=4):
+        sized = {"n_tiles": n_tiles, "n_batches": n_batches, "n_heads": n_heads, "together": together}
+        n_items = n_tiles * n_batches * n_heads
+        seen: set[tuple[int, ...]] = set()
+        ways: dict[int, int] = {}
+        for item in range(n_items):
+            counts = dict.fromkeys(("n_items", "n_programs", "programs"), n_items)
+            names = {**sized, **counts, "item": item, "program": item}
+            if ordered:
+                tile, order, back, head = _called(f, names)
+                own, most = (order, head), (n_tiles, n_batches * n_heads)
+                late = ways.setdefault(head, back) != back or order != sum(h == head for _, h in seen)
+                wrong = late or not 0 <= tile < n_tiles
+            else:
+                own, most, wrong = _called(f, names), (n_tiles, n_batches, n_heads), False
+            if wrong or own in seen or not all(0 <= x < size for x, size in zip(own, most, strict=True)):
+                return {**names, **{f"result {i}": x for i, x in enumerate(own)}}
+            seen.add(own)
+    return None
 
-    for n_batches, n_heads in product(range(1, LARGEST), repeat=2):
-        seen: set[tuple[int, int]] = set()
-        for i in range(n_batches * n_heads):
-            names = {"n_batches": n_batches, "n_heads": n_heads, "i": i}
-            batch, head = (int(evaluate(e, names, {})) for e in (heads.batch, heads.head))
-            if (batch, head) in seen or not (0 <= batch < n_batches and 0 <= head < n_heads):
-                return {**names, "batch": batch, "head": head}
-            seen.add((batch, head))
+
+def wrong_neighbour(tile_in_order: Function, before: Function) -> Found | None:
+    """A place in the order whose tile is none, or another's; or whose tile before it is another."""
+    ways = (0, 1) if dict(before.flags)["BACKWARDS"] else (0,)
+    for n_tiles, back in product(range(1, LARGEST), ways):
+        sized = {"n_tiles": n_tiles, "back": back}
+        tiles = [_called(tile_in_order, {**sized, "order": at})[0] for at in range(n_tiles)]
+        if sorted(tiles) != list(range(n_tiles)):
+            return sized
+        for order, tile in enumerate(tiles):
+            (earlier,) = _called(before, {**sized, "tile": tile})
+            if not 0 <= earlier < n_tiles or (order and earlier != tiles[order - 1]):
+                return {**sized, "tile": tile, "before": earlier}
+    return None
+
+
+def wrong_reader(kv_head_of: Function, query_head: Function) -> Found | None:
+    """A query head that reads a head of keys that is not its own."""
+    for group, n_kv in product(range(1, LARGEST), repeat=2):
+        sized = {"group": group, "Hkv": n_kv, "Hq": group * n_kv}
+        for kv_head, member in product(range(n_kv), range(group)):
+            (head,) = _called(query_head, {**sized, "kv_head": kv_head, "member": member})
+            if head != kv_head * group + member or _called(kv_head_of, {**sized, "head": head}) != (kv_head,):
+                return {**sized, "kv_head": kv_head, "member": member, "head": head}
     return None

@@ -41,7 +41,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ._attngen import host, rows, sm90
+from ._attngen import host, items, rows, sm90
 from ._attngen.gluon import (
     BARRIER, COPY_IN, COPY_OUT, REINTERPRET, fence_async_shared, gl, gluon, mbarrier, tma, warpgroup_mma,
     warpgroup_mma_wait
@@ -171,23 +171,6 @@ def _query_test0_kernel(
 # ---------------------------------------------------------------- helpers
 
 
-@triton.jit
-def _side_by_side(item, n_tiles, heads, together):
-    """(first head of the group, place in its head's order, head) of an item: `together` heads, for the L2 cache."""
-    first = item // (n_tiles * together) * together
-    width = tl.minimum(heads - first, together)
-    i = item - first * n_tiles
-    order = i // width
-    return first, order, first + i % width
-
-
-@triton.jit
-def _busy_tiles_first(n_tiles, n_heads, LATE: tl.constexpr):
-    """(tile, batch, head) of this program: eight heads side by side, longest tiles first."""
-    _first, order, i = _side_by_side(tl.program_id(0), n_tiles, tl.num_programs(0) // n_tiles, 8)
-    return n_tiles - 1 - order if LATE else order, i // n_heads, i % n_heads
-
-
 # ---------------------------------------------------------------- forward
 
 
@@ -238,8 +221,8 @@ def _forward_kernel(
 ):
     """One tile of queries of one head: visits the tiles of keys that it meets."""
     tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
-    tile, batch, head = _busy_tiles_first(tl.cdiv(Sq, BQ), Hq, True)
-    kv_head = head // (Hq // Hkv)
+    tile, batch, head = items.busy_tiles_first(tl.cdiv(Sq, BQ), Hq, True)
+    kv_head = items.kv_head_of(head, Hq, Hkv)
     q0 = tile * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
@@ -297,13 +280,6 @@ _Config = namedtuple("_Config",
     "BLOCK_DV BQ BK STAGES SCHEDULE OUT_APART PIPELINED Q_COLS K_COLS K_PARTS PARTS ORDER dtype qk_layout")
 _Results = namedtuple("_Results", "desc tiles lse_ptr")
 _Walk = namedtuple("_Walk", "turn n_steps first stop any_lo own_full_lo own_full_hi")
-
-
-@gluon.jit
-def _work_item(item, n_tiles, n_heads, n_work, together):
-    """(tile, batch, head) of an item: late tiles first, `together` heads side by side."""
-    _first, order, i = _side_by_side(item, n_tiles, n_work // n_tiles, together)
-    return n_tiles - 1 - order, i // n_heads, i % n_heads
 
 
 @gluon.jit
@@ -393,8 +369,8 @@ def _load_tiles(q_desc, k_desc, v_desc, rings, work, call, config: gl.constexpr)
     n_tiles = (Sq + BQ - 1) // BQ
     item = gl.program_id(0)
     while item < work.n_work:
-        tile, batch, head = _work_item(item, n_tiles, Hq, work.n_work, work.together)
-        kv_head = head // (Hq // Hkv)
+        tile, batch, head = items.tile_of_item(item, work.n_work, n_tiles, Hq, work.together, True, False)
+        kv_head = items.kv_head_of(head, Hq, Hkv)
         q0 = tile * BQ
         _full_lo, _full_hi, any_lo, any_hi = _key_runs(q0, batch, call, config, BQ)
         n_steps = tl.maximum(any_hi - any_lo, 1)
@@ -548,7 +524,7 @@ def _attend_tiles(results, rings, work, call, config: gl.constexpr, PART: gl.con
     round = 0
     n_tiles = (Sq + BQ - 1) // BQ
     item = gl.program_id(0)
-    tile, batch, head = _work_item(item, n_tiles, Hq, work.n_work, work.together)
+    tile, batch, head = items.tile_of_item(item, work.n_work, n_tiles, Hq, work.together, True, False)
     if PART == config.PARTS - 1:
         sm90.pass_products(config.ORDER, 0)
     while item < work.n_work:
@@ -583,7 +559,8 @@ def _attend_tiles(results, rings, work, call, config: gl.constexpr, PART: gl.con
         if config.SCHEDULE == "queue":
             tile, batch, head = sm90.noted_item(work.notes, 2 * PART + (round - 1 & 1))
         else:
-            tile, batch, head = _work_item(sm90.opaque(item), n_tiles, Hq, work.n_work, work.together)
+            tile, batch, head = items.tile_of_item(sm90.opaque(item), work.n_work, n_tiles, Hq, work.together, True,
+                False)
         q0 = tile * BQ + PART * 64
         place = batch, head, q0, q0 + gl.arange(0, 64, layout=rows_layout)
         acc, lse = sm90.normalized(acc, row_sum, row_max, logit_scale, None, rows_layout)
@@ -749,8 +726,8 @@ def _dq_kernel(
 ):
     """dQ of one tile of queries of one head: visits the same tiles of keys as the forward kernel."""
     tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
-    tile, batch, head = _busy_tiles_first(tl.cdiv(Sq, BQ), Hq, True)
-    kv_head = head // (Hq // Hkv)
+    tile, batch, head = items.busy_tiles_first(tl.cdiv(Sq, BQ), Hq, True)
+    kv_head = items.kv_head_of(head, Hq, Hkv)
     q0 = tile * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
@@ -829,7 +806,7 @@ def _dkdv_kernel(
 ):
     """dK and dV of one tile of keys of one KV head: visits the queries that it meets, head by head."""
     tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
-    tile, batch, kv_head = _busy_tiles_first(tl.cdiv(Sk, BK), Hkv, False)
+    tile, batch, kv_head = items.busy_tiles_first(tl.cdiv(Sk, BK), Hkv, False)
     k0 = tile * BK
     k1 = tl.minimum(k0 + BK, Sk) - 1
     k_idx = (k0 + tl.arange(0, BK))[:, None]
@@ -841,7 +818,7 @@ def _dkdv_kernel(
     dv = tl.zeros([BK, rows.block(Dv)], tl.float32)
     group = Hq // Hkv
     for member in range(group):
-        head = kv_head * group + member
+        head = items.query_head(kv_head, member, group)
         row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
         q_rows = rows.of_head(q_ptr, batch, head, q_strides, Sq, ALIGN)
         d_out_rows = rows.of_head(d_out_ptr, batch, head, d_out_strides, Sq, ALIGN)
@@ -876,13 +853,6 @@ def _dkdv_kernel(
 # The arguments of a call that every function takes. Each kernel also has a tuple of the pointers and counts of its
 # work, and one of its compile-time constants.
 _BackwardCall = namedtuple("_BackwardCall", "scale B Hq Hkv Sq Sk ids_ptr ids_stride_0 ids_stride_1")
-
-
-@gluon.jit
-def _key_item(item, n_tiles, n_heads, n_work, together):
-    """(tile, batch, head) of an item: `together` heads side by side."""
-    _first, order, i = _side_by_side(item, n_tiles, n_work // n_tiles, together)
-    return order, i // n_heads, i % n_heads
 
 
 @gluon.jit
@@ -934,56 +904,15 @@ _BackwardConfig = namedtuple("_BackwardConfig", "BLOCK_D BLOCK_DV BQ BK EARLY BA
 
 
 @gluon.jit
-def _members(head, work, call, config: gl.constexpr):
-    """(batch, KV head, start, end): an item of this head visits the query heads start … end - 1 of the group."""
-    group = call.Hq // call.Hkv
-    kv_head = head
-    start = 0
-    end = group
-    if config.SHARED:
-        span = work.span
-        shares = (group + span - 1) // span
-        share = head % shares
-        kv_head = head // shares
-        start = share * span
-        end = tl.minimum(share * span + span, group)
-    return kv_head // call.Hkv, kv_head % call.Hkv, start, end
-
-
-@gluon.jit
-def _walked_item(item, n_tiles, work, config: gl.constexpr):
-    """(tile of keys, its number in the order, whether the order is backwards, head) of an item.
-
-    Where keys meet later queries alone, as under a causal mask, each tile from the last to the first begins at queries
-    that no tile before it has met, so few items wait for others. The longest tiles come last, so the last group of
-    heads goes onwards, and so do all heads if they are few.
-    """
-    heads = work.n_work // n_tiles
-    together = work.together
-    if config.BACKWARDS:
-        together = tl.where(heads < 4 * together, heads, together)
-    first, order, head = _side_by_side(item, n_tiles, heads, together)
-    back = (first + together < heads) & config.BACKWARDS
-    tile = gl.where(back, n_tiles - 1 - order, order)
-    return tile, order, back, head
-
-
-@gluon.jit
-def _place(step, first, stop, back):
-    """The tile of queries of that step."""
-    return gl.where(back, first + step, stop - 1 - step)
-
-
-@gluon.jit
 def _item(item, work, call, config: gl.constexpr):
     """(tile, order, back, n_tiles, sums, batch, kv_head, start, end): an item is a tile of keys of a KV head, and of
     the query heads that read these the members start … end - 1. `order` is the number of this tile in the order of all,
     n_tiles, which may go `back`; `sums` that of its partial sums.
     """
     n_tiles = (call.Sk + config.BK - 1) // config.BK
-    tile, order, back, item_head = _walked_item(item, n_tiles, work, config)
-    batch, kv_head, start, end = _members(item_head, work, call, config)
-    sums = _part(item_head, tile, n_tiles)
+    tile, order, back, item_head = items.tile_of_keys(item, work.n_work, n_tiles, work.together, config.BACKWARDS)
+    batch, kv_head, start, end = items.members(item_head, call.Hq, call.Hkv, work.span, config.SHARED)
+    sums = items.part_of(item_head, tile, n_tiles)
     return tile, order, back, n_tiles, sums, batch, kv_head, start, end
 
 
@@ -1079,11 +1008,11 @@ def _load_backward_tiles(q_desc, k_desc, v_desc, d_out_desc, item, rings, work, 
         k0 = tile * BK
         sm90.fetch_held(k_desc, rings.k, round, (batch, kv_head, k0, 0), (batch, kv_head, k0 + BK // 2, 0))
         for member in range(start, end):
-            head = kv_head * (call.Hq // call.Hkv) + member
+            head = items.query_head(kv_head, member, call.Hq // call.Hkv)
             first, stop, _full_lo, _full_hi = _query_runs(tile, batch, work, call, config, 0)
             n_steps = stop - first
             for step in range(n_steps):
-                q0 = _place(step, first, stop, back) * config.BQ
+                q0 = items.tile_of_step(step, first, stop, back) * config.BQ
                 place = sm90.acquire(rings.q, turn)
                 ready = rings.q.ready.index(place)
                 mbarrier.expect(ready, q_desc.block_type.nbytes + work.terms_desc.block_type.nbytes)
@@ -1117,7 +1046,7 @@ def _parts_before(order, back, place, at, n_tiles, work):
     chunk = (order + 31) // 32 - 1
     while count == 0:
         others = chunk * 32 + gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
-        tile = gl.where(back, n_tiles - 1 - others, others)
+        tile = items.tile_in_order(others, n_tiles, back)
         row = place * n_tiles + tile
         walks = work.walks_ptr + row * 3 * 4
         starts = gl.load(walks, mask=others < order, other=at + 1)
@@ -1135,12 +1064,12 @@ def _await_parts(item, rings, adding, work, call, config: gl.constexpr):
     while item < work.n_work:
         tile, order, back, n_tiles, _sums, batch, kv_head, start, end = _item(item, work, call, config)
         for member in range(start, end):
-            head = kv_head * (call.Hq // call.Hkv) + member
+            head = items.query_head(kv_head, member, call.Hq // call.Hkv)
             cells = work.added_ptr + (batch * call.Hq + head) * ((call.Sq + config.BQ - 1) // config.BQ)
             place = batch
             first, stop, _full_lo, _full_hi = _query_runs(tile, batch, work, call, config, 0)
             for step in range(stop - first):
-                at = _place(step, first, stop, back)
+                at = items.tile_of_step(step, first, stop, back)
                 sm90.await_room(adding.noted, turn)
                 if _meets_before(order, back, place, at, n_tiles, work, call, config):
                     sm90.await_parts(cells + at, _parts_before(order, back, place, at, n_tiles, work))
@@ -1158,12 +1087,12 @@ def _note_parts(item, rings, adding, work, call, config: gl.constexpr):
     while item < work.n_work:
         tile, order, back, _n_tiles, _sums, batch, kv_head, start, end = _item(item, work, call, config)
         for member in range(start, end):
-            head = kv_head * (call.Hq // call.Hkv) + member
+            head = items.query_head(kv_head, member, call.Hq // call.Hkv)
             cells = work.added_ptr + (batch * call.Hq + head) * ((call.Sq + config.BQ - 1) // config.BQ)
             first, stop, _full_lo, _full_hi = _query_runs(tile, batch, work, call, config, 0)
             for step in range(stop - first):
                 sm90.await_step(adding.added, turn)
-                sm90.note_parts(cells + _place(step, first, stop, back), order + 1)
+                sm90.note_parts(cells + items.tile_of_step(step, first, stop, back), order + 1)
                 sm90.tell_step(adding.noted, turn)
                 turn += 1
         item = sm90.next_item(rings.notes, round, 1)
@@ -1181,11 +1110,11 @@ def _add_dq_tiles(item, rings, adding, work, call, config: gl.constexpr):
         tile, order, back, n_tiles, _sums, batch, kv_head, start, end = _item(item, work, call, config)
         mbarrier.wait(rings.k.ready, round & 1)
         for member in range(start, end):
-            head = kv_head * (call.Hq // call.Hkv) + member
+            head = items.query_head(kv_head, member, call.Hq // call.Hkv)
             place = batch
             first, stop, _full_lo, _full_hi = _query_runs(tile, batch, work, call, config, 0)
             for step in range(stop - first):
-                at = _place(step, first, stop, back)
+                at = items.tile_of_step(step, first, stop, back)
                 part = (batch * tl.cast(call.Hq, gl.int64) + head) * ((call.Sq + config.BQ - 1) // config.BQ) + at
                 sm90.add_dq_tile(part, _meets_before(order, back, place, at, n_tiles, work, call, config), turn, rings,
                     adding, work, config)
@@ -1266,7 +1195,7 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
         mbarrier.wait(rings.k.ready, round & 1)
         mbarrier.wait(rings.v.ready, round & 1)
         for member in range(start, end):
-            head = kv_head * (call.Hq // call.Hkv) + member
+            head = items.query_head(kv_head, member, call.Hq // call.Hkv)
             first, stop, _full_lo, _full_hi = _query_runs(tile, batch, work, call, config, 0)
             own_first, own_stop, own_full_lo, own_full_hi = _query_runs(tile, batch, work, call, config, 1 + PART)
             own_first = tl.minimum(tl.maximum(own_first, first), stop)
@@ -1285,7 +1214,7 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
             terms = (Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term)
             held = (batch, head, kv_head, k0, k_idx)
             for step in range(begin, after):
-                at = _place(step, first, stop, back)
+                at = items.tile_of_step(step, first, stop, back)
                 dk, dv = _differentiate_tile(dk, dv, turn, at, (at < own_full_lo) | (own_full_hi <= at), rings, held,
                     terms, call, config, PART)
                 turn += 1
@@ -1317,19 +1246,12 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
 
 
 @triton.jit
-def _part(head, tile, n_tiles):
-    """The number of an item's partial sums of dK and dV."""
-    head = tl.cast(head, tl.int64)
-    return head * n_tiles + tile
-
-
-@triton.jit
 def _added_parts(cells, kv_head, tile, n_tiles, shares, PART: tl.constexpr, WIDTH: tl.constexpr):
     """The sum of the parts of all shares, in a fixed order, brought from the order of threads to that of rows."""
     cells += tl.arange(0, 64 * WIDTH)
     total = tl.zeros([64 * WIDTH], tl.float32)
     for share in range(shares):
-        total += tl.load(cells + _part(kv_head * shares + share, tile, n_tiles) * PART)
+        total += tl.load(cells + items.part_of(items.head_of_share(kv_head, share, shares), tile, n_tiles) * PART)
     return tl.reshape(tl.permute(tl.reshape(total, [4, WIDTH // 8, 8, 4, 2, 2]), [0, 4, 2, 1, 3, 5]), [64, WIDTH])
 
 
@@ -1358,8 +1280,7 @@ def _collect_kernel(
         n_tiles = tl.cdiv(Sk, BK)
         tile = half // 2 % n_tiles
         kv_head = half // (2 * n_tiles)
-        group = Hq // Hkv
-        shares = (group + span - 1) // span
+        shares = items.share_count(Hq // Hkv, span)
         PART: tl.constexpr = 128 * (BLOCK_D + BLOCK_DV)
         cells = parts_ptr + half % 2 * (PART // 2)
         k0 = tile * BK + half % 2 * 64
@@ -1526,7 +1447,8 @@ def _load_query_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, con
     """
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    tile, batch, kv_head = _key_item(gl.program_id(0), (call.Sk + BK - 1) // BK, call.Hkv, work.n_work, work.together)
+    tile, batch, kv_head = items.tile_of_program(gl.program_id(0), work.n_work, (call.Sk + BK - 1) // BK, call.Hkv,
+        work.together, False)
     k0 = tile * BK
     mbarrier.expect(rings.k.ready, k_desc.block_type.nbytes)
     k_place = REINTERPRET(rings.k.tiles.index(0), k_desc.dtype, [1, 1, BK, config.BLOCK_D], k_desc.layout)
@@ -1537,7 +1459,7 @@ def _load_query_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, con
     turn = 0
     group = call.Hq // call.Hkv
     for member in range(group):
-        head = kv_head * group + member
+        head = items.query_head(kv_head, member, group)
         row = (batch * tl.cast(call.Hq, gl.int64) + head) * call.Sq
         _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, batch, work, call, config)
         n_steps = tl.maximum(any_hi - any_lo, 1)
@@ -1573,7 +1495,8 @@ def _weigh_query_tiles(dv_desc, rings, work, call, config: gl.constexpr):
     dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, config.BLOCK_DV, 16])
     no_pairs = gl.zeros([BK, BQ], gl.float32, layout=pair_layout)
     dv = gl.zeros([BK, config.BLOCK_DV], gl.float32, layout=dv_layout)
-    tile, batch, kv_head = _key_item(gl.program_id(0), (Sk + BK - 1) // BK, Hkv, work.n_work, work.together)
+    tile, batch, kv_head = items.tile_of_program(gl.program_id(0), work.n_work, (Sk + BK - 1) // BK, Hkv, work.together,
+        False)
     k0 = tile * BK
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, pair_layout)))[:, None]
     mbarrier.wait(rings.k.ready, 0)
@@ -1626,7 +1549,8 @@ def _differentiate_query_tiles(dk_desc, rings, work, call, config: gl.constexpr)
     no_pairs = gl.zeros([BK, BQ], gl.float32, layout=pair_layout)
     like = sm90.packed(no_pairs, dtype)
     dk = gl.zeros([BK, config.BLOCK_D], gl.float32, layout=dk_layout)
-    tile, batch, kv_head = _key_item(gl.program_id(0), (Sk + BK - 1) // BK, Hkv, work.n_work, work.together)
+    tile, batch, kv_head = items.tile_of_program(gl.program_id(0), work.n_work, (Sk + BK - 1) // BK, Hkv, work.together,
+        False)
     k0 = tile * BK
     mbarrier.wait(rings.v.ready, 0)
     turn = 0
@@ -1792,9 +1716,9 @@ def _load_key_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, confi
     """The producer warp: fetches queries and dO once, keys and values as far ahead as the rings have room."""
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    tile, batch, head = _key_item(work.n_work - 1 - gl.program_id(0), (call.Sq + BQ - 1) // BQ, call.Hq, work.n_work,
-        work.together)
-    kv_head = head // (call.Hq // call.Hkv)
+    tile, batch, head = items.tile_of_program(gl.program_id(0), work.n_work, (call.Sq + BQ - 1) // BQ, call.Hq,
+        work.together, True)
+    kv_head = items.kv_head_of(head, call.Hq, call.Hkv)
     for part in gl.static_range(2):
         q0 = tile * BQ + part * (BQ // 2)
         ready = rings.q.ready.index(part)
@@ -1839,8 +1763,8 @@ def _differentiate_key_tiles(dq_desc, rings, work, call, config: gl.constexpr, P
     rows_layout: gl.constexpr = gl.SliceLayout(1, pair_layout)
     no_pairs = gl.zeros([64, BK], gl.float32, layout=pair_layout)
     dq = gl.zeros([64, config.BLOCK_D], gl.float32, layout=dq_layout)
-    tile, batch, head = _key_item(work.n_work - 1 - gl.program_id(0), (Sq + BQ - 1) // BQ, Hq, work.n_work,
-        work.together)
+    tile, batch, head = items.tile_of_program(gl.program_id(0), work.n_work, (Sq + BQ - 1) // BQ, Hq, work.together,
+        True)
     full_lo, full_hi, any_lo, any_hi = _keys_met(tile * BQ, batch, work, call, config)
     n_steps = tl.maximum(any_hi - any_lo, 1)
     q0 = tile * BQ + PART * 64

@@ -9,26 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mutation.functions import wrong_functions
 from mutation.lists import wrong_lists
-from mutation.shares import wrong_shares
-from mutation.turns import wrong_items, wrong_turns
+from mutation.turns import wrong_turns
 from property.kernels import analysed
 
 from attngen.emit import Options
-from attngen.ir.build import add, floordiv, index, integer, mul, sub
+from attngen.errors import InternalError
+from attngen.ir.build import add, index, integer, mul, sub
 from attngen.ir.evaluate import evaluate
 from attngen.plan import KernelPlan, plan
+from attngen.plan.index import read
 from attngen.plan.mask.loops import Assigned, Rounded
-from attngen.plan.mask.order import Directed, Heads, Order, batch_by_batch, head_by_head
+from attngen.plan.mask.order import Directed
 from attngen.plan.mask.parts import HullPart, Limit
-from attngen.plan.mask.shares import Shares
 from attngen.plan.mask.turns import Cells, Turns
 from attngen.prove.budget.work import Work
 from attngen.prove.fallback import weakened
 from attngen.prove.obligations.hopper_walks import TURNS, hopper_walks
 from attngen.prove.obligations.portable_walks import portable_walks
 from attngen.prove.obligations.walk_claims import WalkClaims
-from attngen.prove.search.small_items import wrong_head
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 from attngen.targets import emit
 
@@ -91,7 +91,6 @@ def moved(d: Directed, by: int) -> Directed:
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda part: replace(part, at=moved(part.at, 1)),
         lambda part: replace(part, begin=moved(part.begin, 1)),
         lambda part: replace(part, end=sub(part.end, integer(1))),
         lambda part: replace(part, bound=part.bound[1:]),
@@ -143,65 +142,63 @@ def test_a_last_tile_that_is_rounded_wrongly_is_refuted(edit: Callable[[Rounded]
 
 
 @pytest.mark.parametrize(
-    ("what", "edit"),
+    "edit",
     [
-        ("groups", lambda t: replace(t, few=integer(0))),
-        ("turn", lambda t: replace(t, awaited=t.passed)),
-        ("turn", lambda t: replace(t, passed=t.awaited)),
-        ("turn", lambda t: replace(t, before=replace(t.before, backwards=t.before.onwards))),
+        lambda t: replace(t, awaited=t.passed),
+        lambda t: replace(t, passed=t.awaited),
     ],
 )
-def test_a_program_that_waits_for_a_higher_ticket_is_refuted(what: str, edit: Callable[[Turns], Turns]) -> None:
+def test_a_program_that_waits_for_a_higher_ticket_is_refuted(edit: Callable[[Turns], Turns]) -> None:
     found = planned("causal")
     assert found.hopper is not None
     wrong = replace(found, hopper=replace(found.hopper, turns=edit(found.hopper.turns)))
     assert wrong_turns(wrong) and not wrong_turns(found)
-    assert refuted(wrong) == {f"Hopper backward, {what}"}
+    assert refuted(wrong) == {"Hopper backward, turn"}
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda o: replace(o, steps=(*o.steps[:-1], Assigned("order", sub(LAST, o.steps[-1].value)))),
-        lambda o: replace(o, steps=(*o.steps[:-1], Assigned("order", index("i")))),
-        lambda o: replace(o, head=index("first")),
-        lambda o: replace(o, tile=replace(o.tile, backwards=integer(0))),
-    ],
-)
-def test_an_item_that_is_taken_twice_or_too_early_is_refuted(edit: Callable[[Order], Order]) -> None:
+FUNCTIONS = [
+    ("items, side by side", "order = i // width", "order = n_tiles - 1 - i // width"),
+    ("items, side by side", "order = i // width", "order = i"),
+    ("items, side by side", "return first, order, first + i % width", "return first, order, first"),
+    ("items, head after head", "return tl.program_id(0) % n_tiles,", "return tl.program_id(0),"),
+    ("items, busy tiles first", "n_tiles - 1 - order if LATE", "n_tiles - order if LATE"),
+    ("items, busy tiles first", "batch = i // n_heads", "batch = i % n_heads"),
+    ("items, heads of keys", "head // (Hq // Hkv)", "head % Hkv"),
+    ("items, heads of keys", "kv_head * group + member", "member * group + kv_head"),
+    ("Hopper forward, items", "tile = n_tiles - 1 - order if LATE", "tile = 0 if LATE"),
+    ("Hopper dK/dV, items", "head = i % n_heads", "head = i // n_heads"),
+    ("Hopper backward, items", "tl.where(heads < 4 * together, heads, together)", "heads - together"),
+    ("Hopper backward, order", "tl.where(back, tile + 1, before)", "tile + 1"),
+    ("Hopper backward, order", "tl.where(back, n_tiles - 1 - order, order)", "order"),
+    ("Hopper backward, order", "before = tile - 1", "before = tile - 2"),
+    ("Hopper backward, part", "tl.where(back, first + step, tile)", "first + step - 1"),
+    ("Hopper backward, members", "end = tl.minimum(share * span + span, group)", "end = share * span + span"),
+    ("Hopper backward, members", "(group + span - 1) // span", "group // span"),
+    ("Hopper backward, members", "start = share * span", "start = share"),
+    ("Hopper backward, members", "share = head % shares", "share = 0"),
+    ("Hopper backward, members", "kv_head * shares + share", "kv_head + share"),
+    ("Hopper backward, parts", "tl.cast(head, tl.int64) * n_tiles + tile", "tl.cast(head, tl.int64) + tile"),
+]
+"""What is refuted, and an edit of the text of the runtime's functions."""
+
+
+@pytest.mark.parametrize(("what", "text", "edit"), FUNCTIONS)
+def test_a_function_that_finds_another_item_is_refuted(what: str, text: str, edit: str) -> None:
     found = planned("causal")
     assert found.gpu_walks is not None
-    wrong = replace(found, gpu_walks=replace(found.gpu_walks, in_turn=edit(found.gpu_walks.in_turn)))
-    assert wrong_items(wrong) and not wrong_items(found)
-    assert "items, in turn" in refuted(wrong)
+    right = found.gpu_walks.index
+    assert text in right.text
+    wrong = read(right.text.replace(text, edit))
+    assert wrong_functions(wrong.text) and not wrong_functions(right.text)
+    assert what in refuted(replace(found, gpu_walks=replace(found.gpu_walks, index=wrong)))
 
 
-def test_a_tile_after_which_no_tile_waits_is_refuted() -> None:
+def test_a_file_calls_no_other_functions_than_were_proved() -> None:
     found = planned("causal")
     assert found.gpu_walks is not None
-    order = found.gpu_walks.in_turn
-    last = replace(order, tile=replace(order.tile, backwards=index("order")))
-    wrong = replace(found, gpu_walks=replace(found.gpu_walks, in_turn=last))
-    assert wrong_turns(wrong) and refuted(wrong) == {"Hopper backward, turn"}
-
-
-@pytest.mark.parametrize(
-    ("what", "edit"),
-    [
-        ("members", lambda s: replace(s, stop=add(s.first, index("span")))),
-        ("members", lambda s: replace(s, shares=add(s.shares, integer(1)))),
-        ("members", lambda s: replace(s, first=index("share"))),
-        ("parts", lambda s: replace(s, share=integer(0))),
-        ("parts", lambda s: replace(s, part=index("head"))),
-        ("parts", lambda s: replace(s, head_of=add(index("kv_head"), index("share")))),
-    ],
-)
-def test_a_query_head_that_is_summed_twice_or_never_is_refuted(what: str, edit: Callable[[Shares], Shares]) -> None:
-    found = planned("causal")
-    assert found.hopper is not None
-    wrong = replace(found, hopper=replace(found.hopper, shares=edit(found.hopper.shares)))
-    assert wrong_shares(wrong) and not wrong_shares(found)
-    assert refuted(wrong) == {f"Hopper backward, {what}"}
+    other = read(found.gpu_walks.index.text.replace("share = head % shares", "share = 0"))
+    with pytest.raises(InternalError, match="other functions"):
+        emit(replace(found, gpu_walks=replace(found.gpu_walks, index=other)), "", Options())
 
 
 def test_programs_that_are_not_consecutive_need_a_list() -> None:
@@ -248,24 +245,14 @@ def test_a_listed_turn_that_another_tile_passes_is_refuted(edit: Callable[[Turns
     assert refuted(wrong) == {"Hopper backward, turn"}
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        Heads(floordiv(index("i"), index("n_batches")), head_by_head().head),
-        Heads(batch_by_batch().batch, head_by_head().head),
-        Heads(integer(0), index("i")),
-        replace(batch_by_batch(), head=sub(index("n_heads"), batch_by_batch().head)),
-    ],
-)
-def test_two_numbers_for_one_head_are_refuted(wrong: Heads) -> None:
-    assert wrong_head(wrong) and not wrong_head(batch_by_batch()) and not wrong_head(head_by_head())
+def test_batches_that_share_elements_lie_side_by_side() -> None:
     found = planned("full_bias")
     assert found.hopper is not None and found.hopper.forward is not None
-    assert found.hopper.forward.heads == head_by_head()
-    assert found.gpu_walks is not None
-    assert refuted(replace(found, gpu_walks=replace(found.gpu_walks, heads=wrong))) == {"items, heads"}
-    hopper = replace(found.hopper, forward=replace(found.hopper.forward, heads=wrong))
-    assert refuted(replace(found, hopper=hopper)) == {"Hopper forward, heads"}
+    assert found.hopper.forward.batches_inside and found.gpu_walks is not None
+    index = found.gpu_walks.index
+    wrong = read(index.text.replace("n_batches = n_items // (n_tiles * n_heads)", "n_batches = n_heads"))
+    assert wrong_functions(wrong.text)
+    assert refuted(replace(found, gpu_walks=replace(found.gpu_walks, index=wrong))) == {"Hopper forward, items"}
 
 
 @pytest.mark.parametrize("name", ["causal", "documents"])

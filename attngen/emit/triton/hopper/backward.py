@@ -22,7 +22,6 @@ from attngen.emit.triton.hopper.lists import ListView, assigned_lines, list_view
 from attngen.emit.triton.hopper.shares import host_lines
 from attngen.emit.triton.portable.param_gradients import GradientView, RowSum
 from attngen.ir.build import integer
-from attngen.ir.nodes import Expr
 from attngen.plan.hopper import (
     ApartSkeleton,
     BackwardSkeleton,
@@ -33,10 +32,10 @@ from attngen.plan.hopper import (
     HopperPlan,
     ListedWalk,
 )
+from attngen.plan.index import items
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.lists import HALVES, PART
 from attngen.plan.mask.loops import ZERO, Loops
-from attngen.plan.mask.order import N_TILES, ORDER
 from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.walks import outside
 from attngen.plan.table import Table, keyed
@@ -115,11 +114,10 @@ def limit_view(found: Limit, printer: Printer, block: str) -> LimitView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HullPartView:
-    """The steps `begin` … `end` - 1 of a hull, over the own ends that `bound` binds; `at` is the tile of `step`, where
-    tiles of keys are taken onwards or backwards. The lines `cut` leave no run without the mask where the end cuts it.
+    """The steps `begin` … `end` - 1 of a hull, over the own ends that `bound` binds, where tiles of keys are taken
+    onwards or backwards. The lines `cut` leave no run without the mask where the end cuts it.
     """
 
-    at: DirectedView
     bound: tuple[str, ...]
     begin: DirectedView
     end: str
@@ -128,7 +126,6 @@ class HullPartView:
 
 def _hull_part_view(part: HullPart, printer: Printer) -> HullPartView:
     return HullPartView(
-        at=directed_view(part.at, printer),
         bound=assigned_lines(part.bound, printer),
         begin=directed_view(part.begin, printer),
         end=printer.text(part.end),
@@ -170,6 +167,11 @@ class GluonBackwardView:
     def places(self) -> str:
         """The template of where an item's rows are."""
         return PLACES[self.sequences]
+
+    @property
+    def way(self) -> str:
+        """Whether tiles of keys may go backwards, as the kernel knows it."""
+        return "config.BACKWARDS" if self.backwards else "False"
 
     @property
     def rows(self) -> str:
@@ -237,8 +239,8 @@ def gluon_backward_view(
         row_terms=backward.row_terms,
         masked=printer.text(outside(backward.unmasked)),
         elsewhere=_positions(gradients, params, backward.elsewhere),
-        shared=host_lines(hopper.shares, backward.grouped),
-        listed_shared=host_lines(hopper.shares, backward.grouped, sequences=True),
+        shared=host_lines(items().of("share_count"), backward.grouped),
+        listed_shared=host_lines(items().of("share_count"), backward.grouped, sequences=True),
         room=plainly(printer, hopper.turns.cells.room).text(hopper.turns.cells.room),
         sequences=sequences,
         table=Table(
@@ -332,17 +334,13 @@ def _walk_view(found: ListedWalk, loops: Loops, printer: Printer, held: AxisView
     )
 
 
-_PROGRAMS: dict[Expr, str] = {N_TILES: "work.n_work", ORDER: "gl.program_id(0)"}
-"""All items of the dQ kernel, in the place of one head's tiles: the longest are taken first."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GluonApartView:
     """`dkdv_work` and `dq_work` are the pointers and counts that each kernel takes after its descriptors, `dq_config`
-    what the dQ kernel is compiled for. `item` is the number of a dQ program's tile; `dq_terms`, names of a tuple, are
-    what scores read there. `weights` are the names of the pairs' weights and, where it is not one, of that times what
-    the score grows with q . k, which `products` bind; the last of them makes dS. `summed`: whether it sums the gradient
-    of a param.
+    what the dQ kernel is compiled for. `late`: the last tiles of queries are the longest. `dq_terms`, names of a tuple,
+    are what scores read there. `weights` are the names of the pairs' weights and, where it is not one, of that times
+    what the score grows with q . k, which `products` bind; the last of them makes dS. `summed`: whether it sums the
+    gradient of a param.
     `elsewhere` as in `GluonBackwardView`, of the dK/dV kernel alone.
     """
 
@@ -352,7 +350,7 @@ class GluonApartView:
     dkdv_work: tuple[str, ...]
     dq_work: tuple[str, ...]
     dq_config: tuple[str, ...]
-    item: str
+    late: bool
     dq_terms: str
     products: tuple[tuple[str, str], ...]
     summed: str
@@ -395,7 +393,7 @@ def gluon_apart_view(
         dkdv_work=(*work[0], *work[1], *(("walks_ptr",) if apart.queries.lists else ())),
         dq_work=(*work[0], *(s.pointer for s in sums), *work[1], *(("walks_ptr",) if apart.keys.lists else ())),
         dq_config=(*sizes_of_tiles, *flags, "FAST"),
-        item=replace(printer, names={**printer.names, **_PROGRAMS}).text(plan.tile_in_turn),
+        late=plan.longest_first,
         dq_terms=_terms("Sk", *dq.arguments),
         products=_slope(_factor(dq)),
         summed=" or ".join(dict.fromkeys(f"config.{s.flag}" for s in sums)),

@@ -14,7 +14,6 @@ from attngen.emit.options import TunedGpu
 from attngen.emit.text.weights import WeightView
 from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.kernel_code import KernelCode, free_names
-from attngen.emit.triton.code.orders import heads_text
 from attngen.emit.triton.code.test_views import TestView
 from attngen.emit.triton.hopper.backward import (
     PLACES,
@@ -104,8 +103,7 @@ class GluonView:
     queries need a mask there. `walked` are the ends that these two read. `terms` are what the weights of a tile read
     beside its scores. `lists`: whose lists there are, where data decides. `slack`: by how many powers of two the
     reference of weights may lag behind their maximum, or 0. `sequences`: whether it also takes tiles of sequences.
-    `fetched`: elements of pairs that come by tiles, if any do. `tile` is that of the place `order` among a head's, and
-    `order` says in words which come first. `heads` are the batch and the head of a number.
+    `fetched`: elements of pairs that come by tiles, if any do. `order`: the constants of `items.tile_of_item`.
     """
 
     code: KernelCode
@@ -121,8 +119,6 @@ class GluonView:
     unspecialized: list[str]
     lists: ListView | None
     order: str
-    tile: str
-    heads: str
     key_runs: str
     ends: tuple[str, ...]
     limit: LimitView
@@ -236,9 +232,7 @@ def gluon_view(
         constants=("D", "Dv", *_TILES, "REGISTERS", "SPARE", "FAST", *rest, *fetches, *flags[1:]),
         unspecialized=["n_work", "together", *own[1:], *unspecialized(frame.params, frame.sizes)],
         lists=lists,
-        order=plan.first_tiles,
-        tile=printer.text(plan.tile_in_turn),
-        heads=heads_text(forward.heads, printer),
+        order=f"{plan.longest_first}, {forward.batches_inside}",
         key_runs="triton/hopper/key_runs_listed.py.j2" if lists else "triton/hopper/key_runs.py.j2",
         ends=plan.key_loops.names,
         limit=limit_view(forward.limit, printer, "BK"),

@@ -1,19 +1,17 @@
-"""Which query heads an item of the backward kernel of compute capability 9.0 walks, as text for kernels and the host.
+"""Which query heads an item of the backward kernel of compute capability 9.0 walks, as text for the host.
 
-Takes the plan's `Shares` and `Wanted`, returns a `SharesView` and the lines of the launcher.
+Takes the plan's `Wanted`, and the function of shares; returns lines of the launcher.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from attngen.emit.torch_shared.expressions import python
-from attngen.emit.triton.code.expressions import Printer
-from attngen.emit.triton.code.orders import plainly
+from attngen.ir.function import Function
 from attngen.ir.nodes import Expr, Symbol
 from attngen.ir.walk import nodes
-from attngen.plan.mask.shares import CACHED, LIVE, PARTS, SHORT, Shares, Wanted
+from attngen.plan.mask.shares import CACHED, LIVE, PARTS, SHORT, Wanted
 
 _LIMITS = {SHORT: "SHORT_ROWS", CACHED: "CACHED_ROWS", LIVE: "LIVE_ROWS", PARTS: "MOST_SUMS"}
 """What the host calls the plan's limits, which are in bytes."""
@@ -27,25 +25,7 @@ LIMITS = tuple(f"{name} = {limit // 2**20} * 2**20  # {_MEANINGS[limit]}" for li
 """Lines that bind them."""
 
 
-@dataclass(frozen=True, slots=True)
-class SharesView:
-    """The fields of `Shares` that kernels read; `span` is handed to them."""
-
-    shares: str
-    kv_head: str
-    share: str
-    first: str
-    stop: str
-    part: str
-    head_of: str
-
-
-def shares_view(shares: Shares, printer: Printer) -> SharesView:
-    fields = (shares.shares, shares.kv_head, shares.share, shares.first, shares.stop, shares.part, shares.head_of)
-    return SharesView(*map(plainly(printer, *fields).text, fields))
-
-
-def host_lines(shares: Shares, wanted: Wanted, *, sequences: bool = False) -> tuple[str, ...]:
+def host_lines(shares: Function, wanted: Wanted, *, sequences: bool = False) -> tuple[str, ...]:
     """Lines that bind `heads`, how many heads of keys have tiles of their own; `wanted`, `span` and `shares`; and in
     which order items are taken, `together` and `backwards`. Sequences have `each` tiles of keys in the mean; of those
     that are `short` many are walked at a time, so that heads can stay together; of `paired` ones tiles alternate."""
@@ -72,7 +52,7 @@ def host_lines(shares: Shares, wanted: Wanted, *, sequences: bool = False) -> tu
         f"heads, group = {'Hkv' if sequences else 'B * Hkv'}, Hq // Hkv",
         f"wanted = {_host(heads)}",
         f"span = {'group if short else ' if sequences else ''}host.equal_share(group, heads, wanted)",
-        f"shares = {_host(shares.shares)}",
+        f"shares = {_host(shares.results[0])}",
         f"together, backwards = {order}",
         *(
             (f"paired = {wanted.paired or 'short'}", "if short:", "    together, backwards = 2, True")

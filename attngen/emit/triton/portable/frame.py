@@ -88,8 +88,8 @@ class Frame:
 def dense_place(plan: KernelPlan) -> PlaceView:
     """Every row of a batch is a sequence."""
     queries, keys = "tl.cdiv(Sq, BQ), Hq", "tl.cdiv(Sk, BK), Hkv"
-    order = f"_busy_tiles_first({queries}, True)" if plan.longest_first else f"_head_after_head({queries})"
-    key_order = f"_busy_tiles_first({keys}, False)" if plan.growing_keys else f"_head_after_head({keys})"
+    order = f"items.busy_tiles_first({queries}, True)" if plan.longest_first else f"items.head_after_head({queries})"
+    key_order = f"items.busy_tiles_first({keys}, False)" if plan.growing_keys else f"items.head_after_head({keys})"
     return PlaceView(
         query_lines=(f"tile, batch, head = {order}",),
         key_lines=(f"tile, batch, kv_head = {key_order}",),

@@ -1,0 +1,47 @@
+"""The functions of ints by which kernels of GPUs find their items, heads and tiles: the runtime's text, read as values.
+
+Takes that text; returns an `Index`. Kernels call these functions, and the prover executes them: what it claims is of
+the text that a file carries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+from attngen import runtime
+from attngen.errors import InternalError
+from attngen.ir.function import Function
+from attngen.plan.index.lifted import constants, lifted
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """`functions`: each for all values of its flags."""
+
+    text: str
+    functions: tuple[Function, ...]
+
+    def of(self, name: str, **flags: bool) -> Function:
+        """The function of that name, for these flags."""
+        found = [f for f in self.functions if f.name == name and dict(f.flags) == flags]
+        if len(found) != 1:
+            raise InternalError(f"the index has {len(found)} functions {name} with {flags}")
+        return found[0]
+
+
+def read(text: str) -> Index:
+    """The functions of a module of the runtime."""
+    found: list[Function] = []
+    for name, flags in constants(text).items():
+        for values in product((False, True), repeat=len(flags)):
+            found.append(lifted(text, name, tuple(zip(flags, values, strict=True))))
+    return Index(text, tuple(found))
+
+
+@cache
+def items() -> Index:
+    """Those of `runtime/exported/items.py`."""
+    return read((Path(runtime.__file__).parent / "exported" / "items.py").read_text(encoding="utf-8"))

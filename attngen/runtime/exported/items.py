@@ -1,0 +1,166 @@
+"""Which item is which tile of which head, and which query heads an item walks.
+
+Programs are items, or draw them from a queue. `together` heads lie side by side, the last group with those that are
+left: items go through the first tile of each head of a group, then the second of each. So K and V of a group stay in
+the cache, and the items of a head rise with the place of a tile in the order. attngen's prover executes these functions
+as they stand here.
+"""
+
+# pyright: basic, reportGeneralTypeIssues=false
+# Triton's language has no types.
+
+import triton
+import triton.language as tl
+
+# ---------------------------------------------------------------- heads
+
+
+@triton.jit
+def kv_head_of(head, Hq, Hkv):
+    """The head of keys and values that a query head reads."""
+    return head // (Hq // Hkv)
+
+
+@triton.jit
+def query_head(kv_head, member, group):
+    """A member of the group of Hq // Hkv query heads that read a KV head."""
+    return kv_head * group + member
+
+
+# ---------------------------------------------------------------- items
+
+
+@triton.jit
+def head_after_head(n_tiles, n_heads):
+    """(tile, batch, head) of this program: one head after the other, so that its keys stay in the cache."""
+    i = tl.program_id(0) // n_tiles
+    return tl.program_id(0) % n_tiles, i // n_heads, i % n_heads
+
+
+@triton.jit
+def side_by_side(item, n_tiles, heads, together):
+    """(first head of the group, place in its head's order, head) of an item."""
+    first = item // (n_tiles * together) * together
+    width = tl.minimum(heads - first, together)
+    i = item - first * n_tiles
+    order = i // width
+    return first, order, first + i % width
+
+
+@triton.jit
+def tile_of_item(item, n_items, n_tiles, n_heads, together, LATE: tl.constexpr, BATCHES_INSIDE: tl.constexpr):
+    """(tile, batch, head) of an item. LATE: the last tiles first. BATCHES_INSIDE: all batches of a head lie side by
+    side, for they find in the cache what they share.
+    """
+    _first, order, i = side_by_side(item, n_tiles, n_items // n_tiles, together)
+    tile = n_tiles - 1 - order if LATE else order
+    if BATCHES_INSIDE:
+        n_batches = n_items // (n_tiles * n_heads)
+        batch = i % n_batches
+        head = i // n_batches
+    else:
+        batch = i // n_heads
+        head = i % n_heads
+    return tile, batch, head
+
+
+@triton.jit
+def busy_tiles_first(n_tiles, n_heads, LATE: tl.constexpr):
+    """(tile, batch, head) of this program: eight heads side by side, longest tiles first."""
+    tile, batch, head = tile_of_item(tl.program_id(0), tl.num_programs(0), n_tiles, n_heads, 8, LATE, False)
+    return tile, batch, head
+
+
+@triton.jit
+def tile_of_program(program, n_programs, n_tiles, n_heads, together, LATE: tl.constexpr):
+    """(tile, batch, head) of a program. LATE: all items go backwards."""
+    item = n_programs - 1 - program if LATE else program
+    tile, batch, head = tile_of_item(item, n_programs, n_tiles, n_heads, together, False, False)
+    return tile, batch, head
+
+
+# ---------------------------------------------------------------- items that add to dQ in order
+
+
+@triton.jit
+def tile_of_keys(item, n_items, n_tiles, together, BACKWARDS: tl.constexpr):
+    """(tile of keys, its number in the order, whether the order is backwards, head) of an item.
+
+    Where keys meet later queries alone, as under a causal mask, each tile from the last to the first begins at queries
+    that no tile before it has met, so few items wait for others. The longest tiles come last, so the last group of
+    heads goes onwards, and so do all heads if they are few.
+    """
+    heads = n_items // n_tiles
+    if BACKWARDS:
+        together = tl.where(heads < 4 * together, heads, together)
+    first, order, head = side_by_side(item, n_tiles, heads, together)
+    back = False
+    if BACKWARDS:
+        back = first + together < heads
+    return tile_in_order(order, n_tiles, back), order, back, head
+
+
+@triton.jit
+def tile_in_order(order, n_tiles, back):
+    """The tile of that number in the order."""
+    return tl.where(back, n_tiles - 1 - order, order)
+
+
+@triton.jit
+def tile_before(tile, n_tiles, back, BACKWARDS: tl.constexpr):
+    """The tile of keys before this one in the order; for the first one, itself."""
+    before = tile - 1
+    if BACKWARDS:
+        before = tl.where(back, tile + 1, before)
+    before = tl.maximum(before, 0)
+    if BACKWARDS:
+        before = tl.minimum(before, n_tiles - 1)
+    return before
+
+
+@triton.jit
+def tile_of_step(step, first, stop, back, BACKWARDS: tl.constexpr):
+    """The tile of queries of a step, from the last to the first, or onwards where tiles of keys go backwards."""
+    tile = stop - 1 - step
+    if BACKWARDS:
+        tile = tl.where(back, first + step, tile)
+    return tile
+
+
+# ---------------------------------------------------------------- shares of the query heads of a group
+
+
+@triton.jit
+def share_count(group, span):
+    """How many shares of `span` members a group has, the last with those that are left."""
+    return (group + span - 1) // span
+
+
+@triton.jit
+def members(head, Hq, Hkv, span, SHARED: tl.constexpr):
+    """(batch, KV head, start, end): an item of this head visits the members start … end - 1 of the group. SHARED: a
+    group has several shares, each of which is a head of items.
+    """
+    group = Hq // Hkv
+    kv_head = head
+    start = 0
+    end = group
+    if SHARED:
+        shares = share_count(group, span)
+        share = head % shares
+        kv_head = head // shares
+        start = share * span
+        end = tl.minimum(share * span + span, group)
+    return kv_head // Hkv, kv_head % Hkv, start, end
+
+
+@triton.jit
+def head_of_share(kv_head, share, shares):
+    """The head of items that a share of a KV head is; both are counted over all batches."""
+    return kv_head * shares + share
+
+
+@triton.jit
+def part_of(head, tile, n_tiles):
+    """The number of an item's partial sums of dK and dV."""
+    return tl.cast(head, tl.int64) * n_tiles + tile
