@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attngen.ir.nodes import Expr, Symbol
+from attngen.ir.walk import substitute
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Function:
     """`flags`: the constants for which it was read. No name is bound twice."""
 
     name: str
-    flags: tuple[tuple[str, bool], ...]
+    flags: tuple[tuple[str, int], ...]
     params: tuple[Symbol, ...]
     body: tuple[Assigned | Called, ...]
     results: tuple[Expr, ...]
@@ -43,6 +44,20 @@ class Function:
     def __str__(self) -> str:
         given = ", ".join((*(p.id for p in self.params), *(f"{name}={value}" for name, value in self.flags)))
         return f"{self.name}({given})"
+
+
+def inlined(function: Function) -> tuple[Expr, ...]:
+    """What it returns, over its params alone."""
+    values: dict[Expr, Expr] = {}
+    for step in function.body:
+        given = [step.value] if isinstance(step, Assigned) else step.args
+        found = tuple(substitute(e, values) for e in given)
+        names = (step.name,) if isinstance(step, Assigned) else step.names
+        if isinstance(step, Called):
+            params = dict(zip(step.function.params, found, strict=True))
+            found = tuple(substitute(e, params) for e in inlined(step.function))
+        values |= {Symbol(name, e.type): e for name, e in zip(names, found, strict=True)}
+    return tuple(substitute(e, values) for e in function.results)
 
 
 def results_of(function: Function, args: Mapping[str, int]) -> tuple[int, ...]:

@@ -8,22 +8,30 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from property.kernels import analysed
 
 import attngen
 from attngen import targets
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Symbol, Type
 from attngen.part_sums import Arrays
+from attngen.plan import plan
+from attngen.plan.index import items, read_tests, tests
+from attngen.plan.mask import data_tests
 from attngen.plan.mask.data_tests import DataTest
+from attngen.prove.budget.work import Work
+from attngen.prove.obligations.tile_ranges import tile_ranges
+from attngen.prove.verdict import Proved, Refuted
 from attngen.runtime import merging
 from attngen.runtime.loader import load
+from mutation.functions import run_as_python
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = "attention handwritten\nparam ids: int[B, Sk]\nmask = ids[b, q] == ids[b, k]\nassume Sq == Sk\n"
@@ -174,6 +182,23 @@ def test_an_edited_data_test_is_seen(name: str) -> None:
     assert not _same_tests(target, ((old, new),))
 
 
+PROVED_OF = "attention a\nparam x: int[B, Sq]\nparam y: int[B, Sk]\nmask = x[b, q] {} y[b, k]\n"
+REFUTED = [name for name, (_, old, _) in TESTS_EDITED.items() if "there &" in old and name != "can touch one end"]
+"""Where a test can hold in more tiles than it does, kernels are slower, and right."""
+
+
+@pytest.mark.parametrize("name", REFUTED)
+def test_the_prover_refutes_an_edited_data_test(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It executes the text that kernels of GPUs call, and from which other targets print theirs."""
+    _, old, new = TESTS_EDITED[name]
+    found = [plan(analysed(PROVED_OF.format(sign))) for sign in ("==", "<=")]
+    asked = [lambda p=p: tile_ranges(p.attention, p, Work()) for p in found]
+    assert all(isinstance(c.verdict, Proved) for ask in asked for c in ask())
+    wrong = read_tests(_edited(tests().text, ((old.strip("\n"), new.strip("\n")),)))
+    monkeypatch.setattr(data_tests, "tests", lambda: wrong)
+    assert any(isinstance(c.verdict, Refuted) for ask in asked for c in ask())
+
+
 # ---------------------------------------------------------------- merges
 
 ARRAYS = Arrays(np.exp, np.where, np.logaddexp, heads_inside=False)
@@ -258,9 +283,10 @@ def test_an_edited_merge_is_seen(name: str) -> None:
 
 # ---------------------------------------------------------------- key/value heads
 
+ITEMS = SimpleNamespace(**run_as_python(items().text, SimpleNamespace()))
 HEADS = [(group * kv_heads, kv_heads) for group, kv_heads in product(range(1, 5), repeat=2)]
 _HEAD_LINE = re.compile(
-    r"(?<![\w.])(?<!, )(?:(?:kv_head|group) = [^{}\n]*\b(?:Hq|Hkv|group)\b[^{}\n]*|head = kv_head [^{}\n]*)$",
+    r"(?<![\w.])(?<!, )(?:(?:kv_head|group) = [^{}\n]*\b(?:Hq|Hkv|group)\b[^{}\n]*|head = (?:kv_head|items.query_head)[^{}\n]*)$",
     re.MULTILINE,
 )
 
@@ -279,7 +305,7 @@ def _wrong_head(line: str) -> bool:
             names = {"Hq": heads, "Hkv": kv_heads, "group": group, "head": head}
             names.update(kv_head=head // group, member=head % group)
             expected = {"kv_head": head // group, "group": group, "head": head}[line.split("=", 1)[0].strip()]
-            if eval(expression, {"__builtins__": {}, "max": max}, names) != expected:
+            if eval(expression, {"__builtins__": {}, "max": max, "items": ITEMS}, names) != expected:
                 return True
     return False
 
@@ -297,12 +323,12 @@ def test_templates_find_the_key_value_head_of_the_language() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("kv_head = head // (Hq // Hkv)", "kv_head = head // Hkv"),
-        ("kv_head = head // (Hq // Hkv)", "kv_head = head % Hkv"),
+        ("kv_head = items.kv_head_of(head, Hq, Hkv)", "kv_head = items.kv_head_of(head, Hq, 1)"),
+        ("kv_head = items.kv_head_of(head, Hq, Hkv)", "kv_head = head % Hkv"),
         ("kv_head = head // group", "kv_head = head % group"),
         ("group = Hq // Hkv", "group = Hkv"),
         ("group = call.Hq // call.Hkv", "group = call.Hq"),
-        ("head = kv_head * group + member", "head = kv_head + group * member"),
+        ("head = items.query_head(kv_head, member, group)", "head = items.query_head(member, kv_head, group)"),
     ],
 )
 def test_another_key_value_head_is_seen(old: str, new: str) -> None:

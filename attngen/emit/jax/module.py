@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from attngen.emit.arrays.data_tests import answers
 from attngen.emit.arrays.tile_code import TileCode, free_names, tile_code
 from attngen.emit.jax.names import reserved
 from attngen.emit.jax.sums import BY_ROWS, sum_view
@@ -73,6 +74,7 @@ class _Emitter:
         door = public_function.door(self.plan, self.params, self.sizes, self.leaves, public_function.JAX)
         context: dict[str, Any] = {
             "a": self.header(),
+            "answers": answers("low", "high", "least", "most"),
             "longest_bits": self.plan.choices.longest_bits,
             "scale_use": scale_use(self.attention),
             "w": self.weight_view,

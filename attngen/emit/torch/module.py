@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from attngen.emit.arrays.data_tests import answers
 from attngen.emit.arrays.tile_code import TileCode, free_names, tile_code
 from attngen.emit.arrays.views import DoorView, TestView
 from attngen.emit.options import Options
@@ -68,6 +69,7 @@ class _Emitter:
         dropout = self.attention.dropout is not None
         context: dict[str, Any] = dict(  # noqa: C408 - the keys are the templates' names
             a=self.header(),
+            answers=answers("least", "most", "low", "high"),
             longest_bits=self.plan.choices.longest_bits,
             scale_use=scale_use(self.attention),
             w=self.weight_view,

@@ -24,7 +24,7 @@ class Index:
     text: str
     functions: tuple[Function, ...]
 
-    def of(self, name: str, **flags: bool) -> Function:
+    def of(self, name: str, **flags: int) -> Function:
         """The function of that name, for these flags."""
         found = [f for f in self.functions if f.name == name and dict(f.flags) == flags]
         if len(found) != 1:
@@ -44,4 +44,19 @@ def read(text: str) -> Index:
 @cache
 def items() -> Index:
     """Those of `runtime/exported/items.py`."""
-    return read((Path(runtime.__file__).parent / "exported" / "items.py").read_text(encoding="utf-8"))
+    return read(_text("items"))
+
+
+@cache
+def tests() -> Index:
+    """Those of `runtime/exported/rows.py` that answer tests of data."""
+    return read_tests(_text("rows"))
+
+
+def read_tests(text: str) -> Index:
+    names = [(name, (("TEST", test),)) for name in ("can_hold", "must_hold") for test in range(3)]
+    return Index(text, tuple(lifted(text, name, flags) for name, flags in names))
+
+
+def _text(module: str) -> str:
+    return (Path(runtime.__file__).parent / "exported" / f"{module}.py").read_text(encoding="utf-8")

@@ -49,7 +49,7 @@ def constants(text: str) -> dict[str, tuple[str, ...]]:
 
 
 @cache
-def lifted(text: str, name: str, flags: tuple[tuple[str, bool], ...] = ()) -> Function:
+def lifted(text: str, name: str, flags: tuple[tuple[str, int], ...] = ()) -> Function:
     """The function as it is for these flags."""
     found = {n.name: n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
     if name not in found:
@@ -60,7 +60,7 @@ def lifted(text: str, name: str, flags: tuple[tuple[str, bool], ...] = ()) -> Fu
 class _Lift:
     """`names`: the expressions that the function's names stand for at this point."""
 
-    def __init__(self, text: str, node: ast.FunctionDef, flags: Mapping[str, bool]):
+    def __init__(self, text: str, node: ast.FunctionDef, flags: Mapping[str, int]):
         self.text, self.node, self.flags = text, node, flags
         self.params = [a.arg for a in node.args.args if a.arg not in flags]
         self.names: dict[str, Expr] = {name: index(name) for name in self.params}
@@ -124,7 +124,7 @@ class _Lift:
         other = next((n for n in ast.parse(self.text).body if _defines(n, call.func.id)), None)
         if not isinstance(other, ast.FunctionDef):
             raise self.unknown(call)
-        flags: dict[str, bool] = {}
+        flags: dict[str, int] = {}
         args: list[Expr] = []
         for a, node in zip(other.args.args, call.args, strict=True):
             if a.annotation is not None:
@@ -135,15 +135,17 @@ class _Lift:
         args += function.params[len(args) :]  # what a program knows of itself
         return function, tuple(args)
 
-    def decided(self, node: ast.expr) -> bool:
-        """A condition that the flags decide."""
-        if isinstance(node, ast.Name) and node.id in self.flags:
-            return self.flags[node.id]
-        if isinstance(node, ast.Constant) and isinstance(node.value, bool):
-            return node.value
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return not self.decided(node.operand)
-        raise self.unknown(node)
+    def decided(self, node: ast.expr) -> int:
+        """A constant, or a condition that the flags decide."""
+        match node:
+            case ast.Name(id=name) if name in self.flags:
+                return self.flags[name]
+            case ast.Constant(value=int() as value):
+                return value
+            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+                return self.decided(left) == self.decided(right)
+            case _:
+                raise self.unknown(node)
 
     def value(self, node: ast.expr) -> Expr:
         match node:
@@ -204,5 +206,10 @@ def _defines(node: ast.stmt, name: str) -> bool:
 
 def _is_condition(node: ast.AST, function: ast.FunctionDef) -> bool:
     """Whether the function chooses by this value."""
-    calls = (n for n in ast.walk(function) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute))
-    return any(n.func.attr == "where" and n.args[0] is node for n in calls if isinstance(n.func, ast.Attribute))
+    for n in ast.walk(function):
+        if isinstance(n, ast.BinOp) and isinstance(n.op, ast.BitAnd | ast.BitOr) and node in (n.left, n.right):
+            return True
+        is_where = isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "where"
+        if is_where and n.args[0] is node:
+            return True
+    return False

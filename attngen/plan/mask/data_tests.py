@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from attngen.ir import build
-from attngen.ir.build import add, integer, sub
+from attngen.ir.build import TRUE, add, index, integer, sub
+from attngen.ir.function import inlined
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Symbol, Type
-from attngen.ir.walk import nodes, reads
+from attngen.ir.walk import nodes, reads, substitute
+from attngen.plan.index import tests
 from attngen.plan.ints.linear import additive, total
 
 UNIT = 64
@@ -44,29 +45,19 @@ class DataTest:
 
     def can(self, axis: str) -> Expr:
         """Whether the test can hold between the held tile's values, from `here_least` to `here_most`, and those of a
-        tile of `axis`, from `there_least` to `there_most`."""
-        here_least, here_most, there_least, there_most = self._extremes()
-        if self.equal:
-            overlap = build.apply(Op.LE, there_least, here_most), build.apply(Op.LE, here_least, there_most)
-            return build.conjunction(*overlap)
-        return build.apply(Op.LE, here_least, there_most) if axis == "k" else build.apply(Op.LE, there_least, here_most)
+        tile of `axis`, from `there_least` to `there_most`: the runtime's function, over these."""
+        return self._held("can_hold", axis)
 
     def must(self, axis: str) -> Expr:
         """Whether it then holds for every pair."""
-        here_least, here_most, there_least, there_most = self._extremes()
-        if self.equal:
-            others = (there_most, here_least, here_most)
-            return build.conjunction(*(build.apply(Op.EQ, there_least, other) for other in others))
-        return build.apply(Op.LE, here_most, there_least) if axis == "k" else build.apply(Op.LE, there_most, here_least)
+        return self._held("must_hold", axis)
 
-    def _extremes(self) -> tuple[Symbol, Symbol, Symbol, Symbol]:
-        type = self.row.type
-        return (
-            Symbol("here_least", type),
-            Symbol("here_most", type),
-            Symbol("there_least", type),
-            Symbol("there_most", type),
-        )
+    def _held(self, name: str, axis: str) -> Expr:
+        test = 0 if self.equal else 1 if axis == "k" else 2
+        (found,) = inlined(tests().of(name, TEST=test))
+        names = {"least": "here_least", "most": "here_most", "low": "there_least", "high": "there_most"}
+        values: dict[Expr, Expr] = {index(own): Symbol(given, self.row.type) for own, given in names.items()}
+        return substitute(found, {**values, Symbol("there", Type.BOOL): TRUE})
 
 
 @dataclass(frozen=True, slots=True)

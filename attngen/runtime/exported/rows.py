@@ -326,12 +326,37 @@ def sorted_runs(a_lo, a_hi, b_lo, b_hi):
 
 
 @triton.jit
+def can_hold(there, least, most, low, high, TEST: tl.constexpr):
+    """Whether a test between values here (least … most) and those of a tile, if it is there (low … high), can hold for
+    some pair. TEST: 0 equal, 1 here <= there, 2 there <= here. attngen's prover executes this function, and the next.
+    """
+    if TEST == 0:
+        can = there & (low <= most) & (least <= high)
+    elif TEST == 1:
+        can = there & (least <= high)
+    else:
+        can = there & (low <= most)
+    return can
+
+
+@triton.jit
+def must_hold(there, least, most, low, high, TEST: tl.constexpr):
+    """Whether it then holds for every pair."""
+    if TEST == 0:
+        must = there & (low == high) & (low == least) & (low == most)
+    elif TEST == 1:
+        must = there & (most <= low)
+    else:
+        must = there & (high <= least)
+    return must
+
+
+@triton.jit
 def matching_tiles(least_ptr, most_ptr, least, most, n_tiles, TILE: tl.constexpr, TEST: tl.constexpr):
     """Where a test between this tile's values (least … most) and those of each walked tile can hold, and where it must.
 
     Gives positions any_lo, any_hi (the hull of the tiles where it can hold) and all_lo, all_hi (a run of tiles in which
-    it holds for every pair; empty where those tiles are not consecutive). TEST: 0 equal, 1 here <= there, 2 there <=
-    here.
+    it holds for every pair; empty where those tiles are not consecutive). TEST: see `can_hold`.
     """
     any_lo = n_tiles
     any_hi = n_tiles * 0
@@ -343,15 +368,8 @@ def matching_tiles(least_ptr, most_ptr, least, most, n_tiles, TILE: tl.constexpr
         there = t < n_tiles
         low = tl.load(least_ptr + t, mask=there, other=0)
         high = tl.load(most_ptr + t, mask=there, other=0)
-        if TEST == 0:
-            can = there & (low <= most) & (least <= high)
-            must = there & (low == high) & (low == least) & (low == most)
-        elif TEST == 1:
-            can = there & (least <= high)
-            must = there & (most <= low)
-        else:
-            can = there & (low <= most)
-            must = there & (high <= least)
+        can = can_hold(there, least, most, low, high, TEST)
+        must = must_hold(there, least, most, low, high, TEST)
         any_lo = tl.minimum(any_lo, tl.min(tl.where(can, t, n_tiles), 0))
         any_hi = tl.maximum(any_hi, tl.max(tl.where(can, t + 1, 0), 0))
         all_lo = tl.minimum(all_lo, tl.min(tl.where(must, t, n_tiles), 0))
