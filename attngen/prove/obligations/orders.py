@@ -17,7 +17,7 @@ from attngen.ir.function import Called, Function
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Holds, Term
 from attngen.prove.integers.z3_door import SolverContext
-from attngen.prove.obligations.questions import Names, Questions, Run, remembered
+from attngen.prove.obligations.questions import Contracts, Names, Questions, Run, remembered
 from attngen.prove.search.small_items import wrong_item, wrong_neighbour, wrong_order, wrong_reader
 
 
@@ -34,19 +34,18 @@ def _order_answer(context: SolverContext, f: Function, work: Work) -> Answer:
 
     def item(name: str, shown: bool) -> Names:
         """What the steps bind for an item, each shown to be inside its bounds. `shown`: as it is of any other."""
-        asked.shown = shown
         number, before = context.free(f"item of {name}"), len(asked.quotients)
         asked.known += [number >= 0, number < tiles * heads]
-        run = asked.run(f, {**asked.sizes, "item": number}, name)
-        found = dict(run.names)
-        first, width, i = (found[n] for n in ("first", "width", "i"))
-        asked.show(first >= 0, first < heads, width >= 1, width <= together, first + width <= heads)
-        asked.show(i >= 0, i < tiles * width)
-        found["group"] = asked.quotients[before][2] if asked.quotients[before:] else first
-        start, found["order"], found["head"] = run.results
-        asked.show(start == first, found["order"] >= 0, found["order"] < tiles)
-        asked.show(first <= found["head"], found["head"] < first + width)
-        asked.shown = False
+        with asked.as_any(shown):
+            run = asked.run(f, {**asked.sizes, "item": number}, name)
+            found = dict(run.names)
+            first, width, i = (found[n] for n in ("first", "width", "i"))
+            asked.show(first >= 0, first < heads, width >= 1, width <= together, first + width <= heads)
+            asked.show(i >= 0, i < tiles * width)
+            found["group"] = asked.quotients[before][2] if asked.quotients[before:] else first
+            start, found["order"], found["head"] = run.results
+            asked.show(start == first, found["order"] >= 0, found["order"] < tiles)
+            asked.show(first <= found["head"], found["head"] < first + width)
         return found
 
     one, other = item("one", shown=False), item("other", shown=True)
@@ -78,9 +77,7 @@ def items_answer(context: SolverContext, f: Function, work: Work) -> Answer:
 
     def ask() -> Answer:
         asked = _Items(context, f, work)
-        one, other = asked.item("one"), asked.item("other")
-        for run in (one, other):
-            asked.inside(run)
+        one, other = (asked.item(name, shown=name == "other") for name in ("one", "other"))
         for a, b in zip(one.results, other.results, strict=True):
             asked.known.append(a == b)
         asked.show(one.names["own item"] == other.names["own item"])
@@ -95,7 +92,7 @@ def keys_answer(context: SolverContext, f: Function, work: Work) -> Answer:
 
     def ask() -> Answer:
         asked = _Items(context, f, work)
-        one, other = asked.item("one"), asked.item("other")
+        one, other = (asked.item(name, shown=name == "other") for name in ("one", "other"))
         (tile, order, back, head), (_, later, way, same) = one.results, other.results
         asked.show(order >= 0, order < asked.sizes["n_tiles"], head >= 0, head < asked.heads)
         asked.show(tile >= 0, tile < asked.sizes["n_tiles"])
@@ -179,21 +176,40 @@ class _Items(Questions):
         self.known.append(self.heads >= 1)
         self.calls: list[tuple[Term, list[Term]]] = []
         for callee in _called(f):
-            if callee.name == "side_by_side" and isinstance(self.answer, Holds):
-                self.answer = order_answer(context, callee, work)
+            if callee.name in _CONTRACTS and isinstance(self.answer, Holds):
+                self.answer = _CONTRACTS[callee.name](context, callee, work)
 
-    def item(self, name: str) -> Run:
+    def item(self, name: str, *, shown: bool) -> Run:
+        """What the function returns for an item, whose numbers are shown to be inside their bounds. `shown`: as those
+        of any other are."""
         item = self.context.free(f"item of {name}")
         self.known += [item >= 0, item < self.n_items]
         counts = dict.fromkeys(("n_items", "n_programs", "programs"), self.n_items)
         args = {**self.sizes, **counts, **dict.fromkeys(("item", "program"), item)}
 
-        def side_by_side(_: Function, given: Names) -> list[Term]:
-            return self.placed(given, name)
-
-        run = self.run(self.f, args, name, {"side_by_side": side_by_side})
+        contracts: Contracts = {
+            "side_by_side": lambda _, given: self.placed(given, name),
+            "tile_of_item": lambda _, given: self.found(given, name),
+        }
+        with self.as_any(shown):
+            run = self.run(self.f, args, name, contracts)
+            if len(run.results) == 3:
+                self.inside(run)
         run.names["own item"] = item
         return run
+
+    def found(self, given: Names, name: str) -> list[Term]:
+        """What is known of the tile, the batch and the head of an item."""
+        item, sizes = given["item"], [self.sizes[size] for size in ("n_tiles", "n_batches", "n_heads")]
+        self.show(given["n_tiles"] == sizes[0], given["n_heads"] == sizes[2], given["together"] >= 1)
+        self.show(given["n_items"] == self.n_items, item >= 0, item < self.n_items)
+        found = [self.context.free(f"{what} of {name}") for what in ("tile", "batch", "head")]
+        self.known += [x for at, size in zip(found, sizes, strict=True) for x in (at >= 0, at < size)]
+        for other, theirs in self.calls:
+            same = self.context.all_of([a == b for a, b in zip(found, theirs, strict=True)])
+            self.known.append(self.context.implies(same, item == other))
+        self.calls.append((item, found))
+        return found
 
     def placed(self, given: Names, name: str) -> list[Term]:
         """What is known of an item's group, its place in the order, and its head."""
@@ -228,6 +244,10 @@ class _Items(Questions):
                         ends.append((q, n_heads))
         tile, batch, head = run.results
         self.show(tile >= 0, tile < n_tiles, batch >= 0, batch < n_batches, head >= 0, head < n_heads)
+
+
+_CONTRACTS = {"side_by_side": order_answer, "tile_of_item": items_answer}
+"""Functions of which others know what is shown of them."""
 
 
 def _called(f: Function) -> list[Function]:

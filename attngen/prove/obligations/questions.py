@@ -5,7 +5,8 @@ Divisors may be unknowns: each quotient is an unknown with its definition, q * c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from attngen.ir.build import index
@@ -19,7 +20,8 @@ from attngen.prove.integers.z3_door import SolverContext
 Names = dict[str, Term]
 Contracts = Mapping[str, Callable[[Function, Names], list[Term]]]
 """By name of a function, what it returns for some args, of which no more is known than the contract says."""
-Lemmas = Mapping[str, Callable[[Term], None]]
+Lemmas = Mapping[str, Callable[[Term], Term]]
+"""By name, what shows something of a value as soon as it is bound, and returns it, or what is shown to be the same."""
 
 
 def results(context: SolverContext, f: Function, args: Names) -> list[Term]:
@@ -59,13 +61,18 @@ class Questions:
             self.known += [conclusion] if kept else []
 
     def rising(self, one: Names, other: Names, name: str, factor: Term) -> list[Term]:
-        """What products with a factor of at least 1 keep of an order."""
+        """What products with a factor of at least 1 keep of an order: shown once, of any ints."""
         self.show(factor >= 1)
-        found: list[Term] = []
-        for a, b in ((one[name], other[name]), (other[name], one[name])):
-            found.append(self.context.implies(a < b, a * factor + factor <= b * factor))
-            self.follows(found[-1], factor >= 1)
+        if isinstance(self.answer, Holds) and not self.shown:
+            self.answer = remembered("rising", self.work, lambda: _rising_answer(self.context, self.work), lambda: None)
+        pairs = (one[name], other[name]), (other[name], one[name])
+        found = [self.context.implies(a < b, a * factor + factor <= b * factor) for a, b in pairs]
+        self.known += found
         return found
+
+    def as_any(self, shown: bool) -> AbstractContextManager[None]:
+        """Within it nothing is asked, if it is `shown` of any other, of which as much is known."""
+        return _shown(self, shown or self.shown)
 
     def value(self, e: Expr, names: Names) -> Term:
         """The value of `e`, whose divisors are shown to be positive."""
@@ -86,14 +93,14 @@ class Questions:
         self, f: Function, args: Names, name: str, contracts: Contracts | None = None, lemmas: Lemmas | None = None
     ) -> Run:
         """Executes a function for these args. Of a function that has a contract, what it returns is known by that
-        alone. A lemma shows something of a name as soon as that is bound."""
+        alone."""
         found: Names = {p.id: args[p.id] for p in f.params}
         for step in f.body:
             if isinstance(step, Assigned):
                 value = self.value(step.value, found)
                 found[step.name] = self.context.unknown(f"{step.name} of {name}", step.value.type)
                 self.known.append(found[step.name] == value)
-                (lemmas or {}).get(step.name, _nothing)(found[step.name])
+                found[step.name] = (lemmas or {}).get(step.name, _same)(found[step.name])
                 continue
             given = {p.id: self.value(e, found) for p, e in zip(step.function.params, step.args, strict=True)}
             contract = (contracts or {}).get(step.function.name)
@@ -102,13 +109,12 @@ class Questions:
             else:
                 results = self.run(step.function, given, f"{step.function.name} of {name}", contracts).results
             found |= zip(step.names, results, strict=True)
-            for bound in step.names:
-                (lemmas or {}).get(bound, _nothing)(found[bound])
+            found |= {bound: (lemmas or {}).get(bound, _same)(found[bound]) for bound in step.names}
         return Run(found, [self.value(e, found) for e in f.results])
 
 
-def _nothing(_: Term) -> None:
-    pass
+def _same(term: Term) -> Term:
+    return term
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,18 @@ class Run:
 
     names: Names
     results: list[Term]
+
+
+@contextmanager
+def _shown(asked: Questions, shown: bool) -> Iterator[None]:
+    before, asked.shown = asked.shown, shown
+    yield
+    asked.shown = before
+
+
+def _rising_answer(context: SolverContext, work: Work) -> Answer:
+    a, b, factor = (context.free(f"any {name}") for name in ("number", "other number", "factor"))
+    return context.ask_core([factor >= 1, a < b], a * factor + factor <= b * factor, work)
 
 
 _SHOWN: dict[Hashable, int] = {}

@@ -27,10 +27,10 @@ def members_answer(context: SolverContext, index: Index, work: Work) -> Answer:
     def ask() -> Answer:
         asked = _Members(context, work, shared, share_count)
         one, other = (context.free(name) for name in ("one head of items", "another head of items"))
-        found = [asked.visited(head, name) for head, name in ((one, "one"), (other, "other"))]
+        found = [asked.visited(one, "one"), asked.visited(other, "other", shown=True)]
         (batch, kv_head, start, end), (same_batch, same_head, begin, stop) = found
         asked.known += [batch == same_batch, kv_head == same_head]
-        asked.same(("kv_head_2 of one", "kv_head_2 of other"), asked.n_kv)
+        asked.show(asked.named["kv_head_2 of one"] == asked.named["kv_head_2 of other"])
         asked.rising({"n": asked.named["share of one"]}, {"n": asked.named["share of other"]}, "n", asked.span)
         member = context.free("member")
         inside = [start <= member, member < end, begin <= member, member < stop]
@@ -62,7 +62,7 @@ def _some_head(
     for end in (context.number(0), asked.n_kv):
         asked.rising({"n": kv_head}, {"n": end}, "n", asked.count)
     asked.show(head >= 0, head < asked.n_kv * asked.count)
-    batch, own, start, end = asked.visited(head, "own")
+    batch, own, start, end = asked.visited(head, "own", shown=True)  # as of any head of items
     asked.rising({"n": asked.named["kv_head_2 of own"]}, {"n": kv_head}, "n", asked.count)
     asked.show(asked.named["kv_head_2 of own"] == kv_head, asked.named["share of own"] == share)
     asked.show(batch * asked.per_batch + own == kv_head, start <= member, member < end)
@@ -77,9 +77,10 @@ def _alone(context: SolverContext, work: Work, members: Function) -> Answer:
     asked.known += [head >= 0, head < batches * per_batch]
     args = {"head": head, "Hq": group * per_batch, "Hkv": per_batch, "span": context.free("span")}
 
-    def its_group(found: Term) -> None:
+    def its_group(found: Term) -> Term:
         asked.rising({"n": found}, {"n": group}, "n", per_batch)
         asked.show(found == group)
+        return group
 
     batch, kv_head, start, end = asked.run(members, args, "item", lemmas={"group": its_group}).results
     for stop in (context.number(0), batches):
@@ -103,27 +104,31 @@ class _Members(Questions):
         self.show(self.count >= 1, self.group <= self.count * self.span)
         self.show(self.count * self.span < self.group + self.span)
 
-    def visited(self, head: Term, name: str) -> list[Term]:
-        """The batch and the head of keys that a head of items has, and the members that it visits: at least one."""
+    def visited(self, head: Term, name: str, *, shown: bool = False) -> list[Term]:
+        """The batch and the head of keys that a head of items has, and the members that it visits: at least one.
+        `shown`: as of any other."""
         zero = self.context.number(0)
         self.known += [head >= 0, head < self.n_kv * self.count]
 
-        def is_size(size: Term, factor: Term) -> Callable[[Term], None]:
-            def shown(found: Term) -> None:
+        def is_size(size: Term, factor: Term) -> Callable[[Term], Term]:
+            def shown(found: Term) -> Term:
                 self.rising({"n": found}, {"n": size}, "n", factor)
                 self.show(found == size)
+                return size
 
             return shown
 
-        def kv_head(found: Term) -> None:
+        def kv_head(found: Term) -> Term:
             for end in (zero, self.n_kv):
                 self.rising({"n": found}, {"n": end}, "n", self.count)
-            self.show(found >= 0, found < self.n_kv)
+            self.show(self.context.all_of([found >= 0, found < self.n_kv]))
+            return found
 
-        def share(found: Term) -> None:
-            self.show(found >= 0, found < self.count)
+        def share(found: Term) -> Term:
+            self.show(self.context.all_of([found >= 0, found < self.count]))
             self.rising({"n": found}, {"n": self.count}, "n", self.span)
             self.rising({"n": found}, {"n": zero}, "n", self.span)
+            return found
 
         lemmas: Lemmas = {
             "group": is_size(self.group, self.per_batch),
@@ -132,19 +137,15 @@ class _Members(Questions):
             "share": share,
         }
         args = {"head": head, "Hq": self.group * self.per_batch, "Hkv": self.per_batch, "span": self.span}
-        run = self.run(self.members, args, name, lemmas=lemmas)
-        batch, kv, start, end = run.results
-        for stop in (zero, self.batches):
-            self.rising({"n": batch}, {"n": stop}, "n", self.per_batch)
-        self.show(batch >= 0, batch < self.batches, kv >= 0, kv < self.per_batch)
-        self.show(start >= 0, start < end, end <= self.group)
+        with self.as_any(shown):
+            run = self.run(self.members, args, name, lemmas=lemmas)
+            batch, kv, start, end = run.results
+            for stop in (zero, self.batches):
+                self.rising({"n": batch}, {"n": stop}, "n", self.per_batch)
+            self.show(self.context.all_of([batch >= 0, batch < self.batches, kv >= 0, kv < self.per_batch]))
+            self.show(self.context.all_of([start >= 0, start < end, end <= self.group]))
         self.named |= {f"{what} of {name}": run.names[what] for what in ("kv_head_2", "share")}
         return run.results
-
-    def same(self, names: tuple[str, str], end: Term) -> None:
-        """Shows that two heads of keys are one."""
-        one, other = (self.named[name] for name in names)
-        self.show(one < end, one == other)
 
 
 def parts_answer(context: SolverContext, part_of: Function, work: Work) -> Answer:
