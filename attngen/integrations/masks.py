@@ -19,13 +19,13 @@ from torch.nn import functional as F
 from transformers.masking_utils import causal_mask_function
 from transformers.utils import import_utils
 
-from attngen.distributed.current import current_region
+from attngen.distributed.torch.current import current_region
 from attngen.errors import UsageError
 from attngen.integrations.mask_functions import FIX, MaskFunction, Pattern, read
 from attngen.integrations.specs import Choice
 
 if TYPE_CHECKING:
-    from attngen.distributed.region import Region
+    from attngen.distributed.torch.region import Region
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -26,14 +26,14 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from attngen import targets
 from attngen.analyse.unaligned import unaligned
 from attngen.api import Kernel, compile as compile_spec
-from attngen.distributed.current import current_region
+from attngen.distributed.torch.current import current_region
 from attngen.errors import Diagnostic, UsageError
 from attngen.integrations.masks import Mask, make
 from attngen.integrations.model_check import watch
 from attngen.integrations.specs import Choice, compiled
 
 if TYPE_CHECKING:
-    from attngen.distributed.region import Region
+    from attngen.distributed.torch.region import Region
 
 Call = Mapping[str, Any]
 Params = Callable[[torch.nn.Module, Call], Mapping[str, Any]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from attngen.distributed.region import Region
+    from attngen.distributed.torch.region import Region
 
 REGIONS: list[Region] = []
 """The innermost last. Of the process, not of a thread: autograd computes checkpoints again in threads of its own."""
