@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import attngen
 from attngen import inputs
 from attngen.distributed import Layout
-from attngen.distributed.autograd import shared_heads
+from attngen.distributed.torch.autograd import shared_heads
 from attngen.errors import UsageError
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -189,7 +189,7 @@ def right(case: Case) -> Right:
 
 
 def check(case: Case, wanted: Right) -> None:
-    from attngen.distributed.context import context_parallel
+    from attngen.distributed.torch.context import context_parallel
 
     mesh = dist.init_device_mesh("cpu", case.mesh) if case.mesh else None
     attend = context_parallel(compiled(case.spec), mesh, case.layout, case.exchange)  # type: ignore[arg-type]
@@ -262,7 +262,7 @@ def test_eight_ranks(case: Case, tmp_path: Path) -> None:
 
 def one_seed_for_all(whole: list[torch.Tensor]) -> None:
     """Without a seed, what is dropped is what the first rank draws, also where checkpoints compute it again."""
-    from attngen.distributed.context import context_parallel
+    from attngen.distributed.torch.context import context_parallel
 
     kernel = compiled("dropout")
     here = context_parallel(kernel).over(ROWS)
@@ -286,7 +286,7 @@ def one_seed_for_all(whole: list[torch.Tensor]) -> None:
 
 def other_claims() -> None:
     """What does not show in one forward and backward pass."""
-    from attngen.distributed.context import context_parallel
+    from attngen.distributed.torch.context import context_parallel
 
     kernel = compiled("alibi")
     generator = torch.Generator().manual_seed(5)
@@ -357,7 +357,7 @@ def of_dtensors(case: Case, wanted: Right, dim: int) -> None:
     """Heads (or batches) are cut along one dimension of the mesh, rows along the other."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    from attngen.distributed.context import context_parallel
+    from attngen.distributed.torch.context import context_parallel
 
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("context", "tensor"))
     attend = context_parallel(compiled(case.spec), mesh["context"])

@@ -1,7 +1,7 @@
 """Normalizers: definitions checked line by line, and the one that a file uses with its arguments put in.
 
-Takes `normalizer NAME(args) { … }` and `normalizer = NAME(arg = E, …)`, returns `ir.Normalizer`. That the streamed
-lines agree with the definition is for the prover.
+Takes `normalizer NAME(args) { … }` and `normalizer = NAME(arg = E, …)`, returns `ir.attention.Normalizer`. That the
+streamed lines agree with the definition is for the prover.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The analysis of a whole file: syntax tree to `ir.Attention`.
+"""The analysis of a whole file: syntax tree to `ir.attention.Attention`.
 
 Statements are taken in the order of the text, for a let must stand before its first use; consts and params are known
 from the start. Every mistake is collected, and raised together at the end.

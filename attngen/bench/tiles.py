@@ -1,4 +1,4 @@
-"""Times the kernels of a generated file at candidates of one's choice, on the GPU that is here: `runtime.tune`'s timer.
+"""Times the kernels of a generated file at candidates of one's choice, on the GPU that is here: `tune.gpu`'s timer.
 
 Takes the loaded module and its function's arguments; returns milliseconds, or says why there are none. What a candidate
 makes of the inputs is compared with what the file's own tiles and rows make of them before it is timed.

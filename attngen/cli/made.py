@@ -30,7 +30,7 @@ KIND = "a file that attngen made"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """`options.tile` is the file's tile, whether its spec or a caller chose it."""
+    """`options` has the file's tile, whether its spec or a caller chose it."""
 
     file: Source
     head: Head

@@ -14,9 +14,9 @@ from attngen.cli.parser import Commands
 from attngen.errors import UsageError
 
 if TYPE_CHECKING:
-    from attngen.distributed.estimate import Machine
-    from attngen.distributed.report import Report
-    from attngen.distributed.schedule import Masked, Sequences
+    from attngen.distributed.plan.estimate import Machine
+    from attngen.distributed.plan.report import Report
+    from attngen.distributed.plan.schedule import Masked, Sequences
     from attngen.ir.attention import Attention
     from attngen.plan import KernelPlan
 
@@ -101,17 +101,17 @@ def run(args: Namespace) -> int:
     if args.json:
         import json
 
-        from attngen.distributed.report import data
+        from attngen.distributed.plan.report import data
 
         print(json.dumps(data(report)))
     else:
-        from attngen.distributed.report import render
+        from attngen.distributed.plan.report import render
 
         console = terminal.console(sys.stdout)
         for part in render(report):
             console.print(part)
     if args.output:
-        from attngen.distributed.picture import image
+        from attngen.distributed.plan.picture import image
 
         with terminal.working("drawing"):
             picture = image(report, suffix)
@@ -121,11 +121,11 @@ def run(args: Namespace) -> int:
 
 
 def _report(args: Namespace) -> Report:
-    from attngen.distributed.coverage import coverage
-    from attngen.distributed.estimate import estimate
-    from attngen.distributed.layout import contiguous
-    from attngen.distributed.report import Report
-    from attngen.distributed.schedule import named_layout, row_work, schedule
+    from attngen.distributed.plan.coverage import coverage
+    from attngen.distributed.plan.estimate import estimate
+    from attngen.distributed.plan.layout import contiguous
+    from attngen.distributed.plan.report import Report
+    from attngen.distributed.plan.schedule import named_layout, row_work, schedule
 
     source = files.read_source(args.spec)
     spec, planned = api.checked_plan(source, dict(args.define))
@@ -160,7 +160,7 @@ def _report(args: Namespace) -> Report:
 
 def _machine(args: Namespace) -> Machine:
     from attngen.cost.chips import chip as named
-    from attngen.distributed.estimate import Machine
+    from attngen.distributed.plan.estimate import Machine
 
     chip = named(args.chip)
     if args.link is None and chip.link is None:
@@ -172,7 +172,7 @@ def _machine(args: Namespace) -> Machine:
 def _call(args: Namespace, spec: Attention) -> tuple[Sequences, Mapping[str, int], Masked]:
     """Sequences, sizes, and what the mask reads."""
     from attngen import inputs
-    from attngen.distributed.schedule import Masked, Sequences, check_packed
+    from attngen.distributed.plan.schedule import Masked, Sequences, check_packed
     from attngen.ir import walk
     from attngen.ir.walk import symbols
 

@@ -17,12 +17,12 @@ from attngen.errors import Source, UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from attngen.cli.comparison import Case, Comparing, Comparison, Use
     from attngen.emit import Options
     from attngen.ir.attention import Attention
     from attngen.kernel import Kernel
     from attngen.plan import KernelPlan
     from attngen.targets import Target
+    from attngen.verify.comparison import Case, Comparing, Comparison, Use
 
 
 def add(table: Commands) -> None:
@@ -92,7 +92,7 @@ def _of_spec(source: Source, args: Namespace) -> _Subject:
     geometries: tuple[str, ...] = tuple(dict.fromkeys(args.geometry or ["dense"]))
     options = {geometry: _options(args, geometry) for geometry in geometries}
     spec = api.analyse(source, consts)
-    from attngen.cli import comparison
+    from attngen.verify import comparison
 
     planned = api.plan(spec, args.target)
     return _Subject(
@@ -108,7 +108,8 @@ def _of_spec(source: Source, args: Namespace) -> _Subject:
 
 
 def _of_file(source: Source, args: Namespace) -> _Subject:
-    from attngen.cli import comparison, made
+    from attngen.cli import made
+    from attngen.verify import comparison
 
     file = made.read(source)
     made.refuse_contradictions(file, args)
@@ -134,7 +135,7 @@ _UNKNOWN = (64, 64)
 
 
 def _verify(subject: _Subject, wanted: str) -> int:
-    from attngen.cli import comparison
+    from attngen.verify import comparison
 
     spec, target, geometries = subject.spec, subject.target, subject.geometries
     device = target.device(wanted)
@@ -178,7 +179,7 @@ def _options(args: Namespace, geometry: str) -> Options:
 
 
 def _chosen(subject: _Subject, device: str, geometry: str) -> tuple[tuple[Case, ...], Comparing]:
-    from attngen.cli import comparison, pieces, sequences
+    from attngen.verify import comparison, pieces, sequences
 
     if geometry in ("dense", "pieces"):
         cases = comparison.cases(subject.spec, device, subject.target, subject.use)

@@ -1,7 +1,7 @@
 """What one pair costs beside the products: operations of the vector lanes, and of the special-function unit.
 
 Takes a plan, returns counts for the forward pass and for one backward kernel. Every operation of the score and the mask
-counts once a pair if it depends on the pair, and not at all if a head, a row or a column shares it (`plan.schedule`).
+counts once a pair if it depends on the pair, and not at all if a head, a row or a column shares it (`plan.levels`).
 A multiply-add is one operation. Exponentials, logarithms, roots, quotients and the like are special.
 """
 

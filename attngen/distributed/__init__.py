@@ -1,19 +1,19 @@
 """One sequence over many chips: who holds which rows, what is computed where, and what is sent.
 
-`layout` and `schedule` are values in plain Python. What runs them is imported when it is asked for: `context_parallel`
-and its region need torch, `attngen.distributed.jax` needs JAX.
+Layouts and schedules are values in plain Python (`distributed/plan`). What runs them is imported when it is asked for:
+`context_parallel` and its region need torch, `attngen.distributed.jax` needs JAX.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attngen.distributed.layout import Layout, balanced, contiguous, headtail
-from attngen.distributed.schedule import Piece, Round, Schedule, Sequences, Transfer, row_work, schedule
+from attngen.distributed.plan.layout import Layout, balanced, contiguous, headtail
+from attngen.distributed.plan.schedule import Piece, Round, Schedule, Sequences, Transfer, row_work, schedule
 
 if TYPE_CHECKING:
-    from attngen.distributed.context import context_parallel
-    from attngen.distributed.region import context_parallel_region
+    from attngen.distributed.torch.context import context_parallel
+    from attngen.distributed.torch.region import context_parallel_region
 
 __all__ = [
     "Layout",
@@ -34,11 +34,11 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "context_parallel":
-        from attngen.distributed.context import context_parallel
+        from attngen.distributed.torch.context import context_parallel
 
         return context_parallel
     if name == "context_parallel_region":
-        from attngen.distributed.region import context_parallel_region
+        from attngen.distributed.torch.region import context_parallel_region
 
         return context_parallel_region
     raise AttributeError(f"module 'attngen.distributed' has no attribute {name!r}")

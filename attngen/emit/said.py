@@ -24,7 +24,7 @@ _CONST = re.compile(r"True|False|-?(inf|\d+(\.\d+)?(e[+-]\d+)?)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """`options.tile` is the file's tile, whether the spec, the target or a caller chose it; `consts` are all of the
+    """`options` has the file's tile, whether the spec, the target or a caller chose it; `consts` are all of the
     spec's."""
 
     options: Options

@@ -11,7 +11,7 @@ sequences as the ids of their tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -19,13 +19,10 @@ from torch.nn import functional as F
 from transformers.masking_utils import causal_mask_function
 from transformers.utils import import_utils
 
-from attngen.distributed.current import current_region
+from attngen.distributed.torch.current import OpenRegion, current_region
 from attngen.errors import UsageError
 from attngen.integrations.mask_functions import FIX, MaskFunction, Pattern, read
 from attngen.integrations.specs import Choice
-
-if TYPE_CHECKING:
-    from attngen.distributed.region import Region
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -139,7 +136,7 @@ def _way_out(config: Any) -> str:
 
 
 def _in_region(
-    region: Region, sizes: tuple[int, int, int], pattern: Pattern, padding: Tensor | None, device: Any
+    region: OpenRegion, sizes: tuple[int, int, int], pattern: Pattern, padding: Tensor | None, device: Any
 ) -> Mask:
     if padding is not None:
         raise UsageError(

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from attngen import targets
 from attngen.api import Kernel, compile as compile_spec
-from attngen.distributed.current import current_region
+from attngen.distributed.torch.current import current_region
 from attngen.errors import UsageError
 from attngen.integrations.specs import Choice, compiled
 

@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,14 +26,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from attngen import targets
 from attngen.analyse.unaligned import unaligned
 from attngen.api import Kernel, compile as compile_spec
-from attngen.distributed.current import current_region
+from attngen.distributed.torch.current import OpenRegion, current_region
 from attngen.errors import Diagnostic, UsageError
 from attngen.integrations.masks import Mask, make
 from attngen.integrations.model_check import watch
 from attngen.integrations.specs import Choice, compiled
-
-if TYPE_CHECKING:
-    from attngen.distributed.region import Region
 
 Call = Mapping[str, Any]
 Params = Callable[[torch.nn.Module, Call], Mapping[str, Any]]
@@ -256,7 +253,7 @@ def _packed_by_call(mask: Mask, call: Call, device: torch.device) -> Mask:
     return replace(mask, choice=replace(mask.choice, documents=False), cu_seqlens=cu_seqlens, params=params)
 
 
-def _in_region(region: Region, kernel: Kernel, operands: tuple[Tensor, Tensor, Tensor], arguments: Call) -> Tensor:
+def _in_region(region: OpenRegion, kernel: Kernel, operands: tuple[Tensor, Tensor, Tensor], arguments: Call) -> Tensor:
     """Rows of one rank: (B, H, S, D) -> (B, S, Hq, Dv)."""
     if not region.sequences.packed:
         return region(kernel, *operands, **arguments).transpose(1, 2).contiguous()

@@ -1,6 +1,6 @@
 """The plan of one attention variant: every choice that is the same for all targets.
 
-Takes an `ir.Attention`, gives a frozen `KernelPlan`: the form of the weights, the tile ranges of each loop, the
+Takes an `attention.Attention`, gives a frozen `KernelPlan`: the form of the weights, the tile ranges of each loop, the
 derivative of the score, and how each float param's gradient is gathered. Targets print it.
 """
 

@@ -1,7 +1,7 @@
 """What a call's sizes must be for a read to be inside its tensor: `Need`, and the comparisons worth trying for it.
 
 Takes an index and the dim that it must stay below, returns comparisons of sizes, the simplest first. They come from the
-index with each position replaced by its first or last value; `prove.reads` shows which of them suffices.
+index with each position replaced by its first or last value; `obligations.reads` shows which of them suffices.
 """
 
 from __future__ import annotations

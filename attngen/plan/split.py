@@ -124,7 +124,7 @@ _SHARES: Mapping[tuple[str, int], Share] = {
 
 
 def shares(own: tuple[int, int] | None, burden: Burden, chosen: bool = False) -> Mapping[tuple[str, int], Share]:
-    """By (chip, bytes of an element); `own` is the spec's tile, which bounds these. `chosen`: see `tiles.Loads`."""
+    """By (chip, bytes of an element); `own` is the spec's tile, which bounds these. `chosen`: see `chips.Loads`."""
     found = {key: _SHARES.get(key, _SINGLE) for key in ((chip, size) for chip in SHARED_MEMORY for size in (2, 4))}
     most = (64, 128) if own is None else (max(16, own[0]), max(16, own[1]))
     if burden is Burden.RANDOM:  # whose bits take registers

@@ -1,6 +1,6 @@
 """Tunings as a JSON file, one entry a key: what was chosen and what was tried.
 
-Takes `runtime.tune.Tuning`s, gives text; and the other way round. Rows stand by their columns' names, so that a file
+Takes `tune.gpu.Tuning`s, gives text; and the other way round. Rows stand by their columns' names, so that a file
 outlives a new column that has a default.
 """
 

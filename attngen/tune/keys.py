@@ -1,7 +1,7 @@
 """Tiles that are tuned: for what they are chosen, how a TPU's are tried, and which of a file are for a spec.
 
 Takes a spec, its attention and sizes, returns keys, trials, and rows for the tables of a generated file. Trying,
-ranking and the files themselves are the business of `runtime.tune` and `runtime.tpu.tune`.
+ranking and the files themselves are the business of `tune.gpu` and `tune.tpu`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import attngen
-from attngen.cli import sequences
-from attngen.cli.comparison import Case
+from attngen.verify import sequences
+from attngen.verify.comparison import Case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -1,6 +1,6 @@
 """Tiles of sequences in the kernels of compute capability 9.0, by their own launcher, on a model of the chip.
 
-Rows beside a sequence hold NaN, and so do their cotangents; results there are compared, too (`attngen.cli.sequences`).
+Rows beside a sequence hold NaN, and so do their cotangents; results there are compared, too (`verify/sequences.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import attngen
-from attngen.cli import sequences
-from attngen.cli.comparison import Case
 from attngen.runtime.loader import execute
+from attngen.verify import sequences
+from attngen.verify.comparison import Case
 from hopper_model import machine
 from hopper_model.cases import EXAMPLES, Change, text_of
 from hopper_model.numbers import FaultError

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 import attngen
-from attngen.cli import main as cli, pieces, sequences
-from attngen.cli.comparison import Case
+from attngen.cli import main as cli
 from attngen.errors import UsageError
 from attngen.runtime.loader import load
+from attngen.verify import pieces, sequences
+from attngen.verify.comparison import Case
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SPECS = {

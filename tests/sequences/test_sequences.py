@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import attngen
-from attngen.cli import sequences
-from attngen.cli.comparison import Case
 from attngen.emit.torch_shared.leaves import unsummed
 from attngen.errors import UsageError
+from attngen.verify import sequences
+from attngen.verify.comparison import Case
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SQUARE = ("documents", "window_global")

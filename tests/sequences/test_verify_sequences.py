@@ -9,9 +9,10 @@ import torch
 
 import attngen
 from attngen import Kernel, api
-from attngen.cli import main as cli, sequences
-from attngen.cli.comparison import Case
+from attngen.cli import main as cli
 from attngen.errors import Source
+from attngen.verify import sequences
+from attngen.verify.comparison import Case
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZES = (("Hq", 2), ("Hkv", 1), ("D", 16), ("Dv", 16))

@@ -1,9 +1,9 @@
 """How targets divide ints downwards, made of the division towards zero that chips have.
 
 Gives `FLOOR_DIV` and `FLOOR_MOD`, each an `Expansion`: the helper that the printers of Triton and of JAX write into a
-generated file, step by step, as expressions. They print these values, and `prove.divisions` bounds them: no step leaves
-the register of its operands, at either end, as long as the quotient itself does not. A constant power of two needs no
-helper: a shift and a mask round down as they are. PyTorch and Python divide downwards themselves.
+generated file, step by step, as expressions. They print these values, and `obligations.divisions` bounds them: no step
+leaves the register of its operands, at either end, as long as the quotient itself does not. A constant power of two
+needs no helper: a shift and a mask round down as they are. PyTorch and Python divide downwards themselves.
 """
 
 from __future__ import annotations

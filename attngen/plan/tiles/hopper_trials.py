@@ -2,7 +2,7 @@
 
 Takes the rows that `plan.hopper` gives a spec for two head dims, gives a first round of rows, each the spec's own with
 one thing changed, and, of the first round's times, a second one that puts together what was faster apart. All fit the
-chip: its shared memory, its barriers and its registers. Timing is the business of `runtime.tune`.
+chip: its shared memory, its barriers and its registers. Timing is the business of `tune.gpu`.
 
 In numbers, for head dims up to 64, 128, 192 and 256: the first round has at most 20, 16, 14 and 11 rows of the forward
 kernel; 7 of the backward kernel; above head dim 128 no more than 5 and 8 of dK/dV and dQ, where they have a kernel

@@ -1,6 +1,6 @@
 """What the printed forms of floor division compute, and that none of their steps leaves its register.
 
-Takes an operation and a width, and asks z3 of the very expressions that the printers print (`plan.divisions`): given
+Takes an operation and a width, and asks z3 of the very expressions that the printers print (`ints.divisions`): given
 any number and divisor of so many bits, the divisor not 0 and not -1 beside the least int, each step stays inside and
 the last is what the language says. The product of the quotient and the divisor stands for itself, with what follows of
 it for each sign of both operands, so that the questions are linear.

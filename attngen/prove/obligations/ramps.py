@@ -1,4 +1,4 @@
-"""The logit that rises from key to key, as the forward kernel of compute capability 9.0 evaluates it (`plan.Ramp`).
+"""The logit that rises from key to key, as the forward kernel of compute capability 9.0 evaluates it (`ramp.Ramp`).
 
 Takes the plan, what is known of its params and the work that is allowed, returns claims of `streaming`. Where the mask
 allows one sign of a distance alone, the kernel evaluates no absolute value: z3 shows which sign that is, from one

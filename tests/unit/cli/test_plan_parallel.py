@@ -15,8 +15,8 @@ import pytest
 from attngen import distributed
 from attngen.cli import main as cli
 from attngen.cost.chips import chip
-from attngen.distributed.picture import grid
-from attngen.distributed.schedule import Schedule
+from attngen.distributed.plan.picture import grid
+from attngen.distributed.plan.schedule import Schedule
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 CAUSAL = str(EXAMPLES / "causal.attn")
@@ -130,7 +130,7 @@ def test_more_keys_than_queries(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_schedule_that_is_not_proved_has_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = sys.modules["attngen.distributed.schedule"]
+    module = sys.modules["attngen.distributed.plan.schedule"]
     whole = module.schedule
 
     def less(*given: Any, **named: Any) -> Schedule:

@@ -10,10 +10,11 @@ import torch
 
 import attngen
 from attngen import Kernel, api
-from attngen.cli import comparison, main as cli, pieces
-from attngen.cli.comparison import Case, compare, error
+from attngen.cli import main as cli
 from attngen.errors import Source
 from attngen.inputs import Ints
+from attngen.verify import comparison, pieces
+from attngen.verify.comparison import Case, compare, error
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 CASE = Case("small", "fp32", tuple({"B": 1, "Hq": 2, "Hkv": 1, "Sq": 20, "Sk": 20, "D": 16, "Dv": 16}.items()))

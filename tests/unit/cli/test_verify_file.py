@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import attngen
-from attngen.cli import comparison, main as cli, sequences
+from attngen.cli import main as cli
+from attngen.verify import comparison, sequences
 
 SPEC = "attention near\n\nconst width = 24\nparam w: f32[Hq]\n\nscore = qk * scale * w[h]\nmask = 0 <= q - k < width\n"
 MASK = "(0 <= key_gap) & (key_gap < 24)"

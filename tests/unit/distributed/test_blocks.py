@@ -7,8 +7,8 @@ import pytest
 
 import attngen
 from attngen.distributed import Layout, Sequences, contiguous, headtail, row_work, schedule
-from attngen.distributed.blocks import balanced_blocks, blocks, contiguous_blocks, headtail_blocks, turns
-from attngen.distributed.schedule import Exchange
+from attngen.distributed.plan.blocks import balanced_blocks, blocks, contiguous_blocks, headtail_blocks, turns
+from attngen.distributed.plan.schedule import Exchange
 from attngen.errors import UsageError
 
 MASKS = {

@@ -14,8 +14,8 @@ import pytest
 
 import attngen
 from attngen.distributed import Layout, Piece, Round, Schedule, Sequences, Transfer, contiguous, headtail, schedule
-from attngen.distributed.coverage import coverage
-from attngen.distributed.schedule import Exchange, Masked
+from attngen.distributed.plan.coverage import coverage
+from attngen.distributed.plan.schedule import Exchange, Masked
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
 MASKS: dict[str, str] = {

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import attngen
-from attngen.distributed.run import Run, _Total  # pyright: ignore[reportPrivateUsage]
-from attngen.distributed.sums import adds_of, placed
+from attngen.distributed.torch.run import Run, _Total  # pyright: ignore[reportPrivateUsage]
+from attngen.distributed.torch.sums import adds_of, placed
 
 ROWS, HEADS, DIM = 8, 2, 4
 ADDENDS = [

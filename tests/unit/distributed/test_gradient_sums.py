@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import attngen
-from attngen.distributed import Layout, Sequences, headtail, run, schedule
-from attngen.distributed.messages import Link, Message, Pending
-from attngen.distributed.program import Call, steps
-from attngen.distributed.run import Drawn, Run
+from attngen.distributed import Layout, Sequences, headtail, schedule
+from attngen.distributed.plan.program import Call, steps
+from attngen.distributed.torch import run
+from attngen.distributed.torch.messages import Link, Message, Pending
+from attngen.distributed.torch.run import Drawn, Run
 
 HEADS, DIM = 2, 4
 TOTAL = 61
@@ -150,7 +151,7 @@ def test_a_rank_that_receives_nothing_in_a_round_before_it_receives(monkeypatch:
 
 
 def test_what_comes_home_is_not_rounded_before_others_are_added() -> None:
-    from attngen.distributed.sums import Sum, adds_of, placed, plus
+    from attngen.distributed.torch.sums import Sum, adds_of, placed, plus
 
     total = Sum(adds_of(1, [placed([(0, 1)])] * 2, [True, False]), 0, lambda d: torch.empty(1, dtype=d), torch.float16)
     total.add(torch.tensor([1.0 + 2**-11]), plus)
@@ -161,8 +162,8 @@ def test_what_comes_home_is_not_rounded_before_others_are_added() -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_sums_have_their_columns_inside_wherever_those_of_tensors_lie(packed: bool) -> None:
     """As the kernel that adds them reads them."""
-    from attngen.distributed.run import _batched, _gradient  # pyright: ignore[reportPrivateUsage]
-    from attngen.distributed.sums import adds_of, placed
+    from attngen.distributed.torch.run import _batched, _gradient  # pyright: ignore[reportPrivateUsage]
+    from attngen.distributed.torch.sums import adds_of, placed
     from attngen.runtime.merging import add_into
 
     shape, dim = ((9, DIM, HEADS), 0) if packed else ((1, HEADS, DIM, 9), 2)

@@ -11,8 +11,8 @@ import pytest
 
 import attngen
 from attngen.distributed import Layout, Sequences, balanced, contiguous, headtail, row_work
-from attngen.distributed.layout import common, joined, length, section
-from attngen.distributed.schedule import Masked
+from attngen.distributed.plan.layout import common, joined, length, section
+from attngen.distributed.plan.schedule import Masked
 from attngen.errors import UsageError
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

@@ -23,9 +23,9 @@ from attngen.distributed import (
     row_work,
     schedule,
 )
-from attngen.distributed.layout import TILE, Range, length
-from attngen.distributed.program import Call, fewer_together, steps, turns
-from attngen.distributed.schedule import EXCHANGES, Exchange, Masked
+from attngen.distributed.plan.layout import TILE, Range, length
+from attngen.distributed.plan.program import Call, fewer_together, steps, turns
+from attngen.distributed.plan.schedule import EXCHANGES, Exchange, Masked
 from attngen.errors import UsageError
 from attngen.ir.evaluate import evaluate
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from attngen.distributed.sums import Adds, Store, Stretch, Sum, Where, adds_of, placed, plus
+from attngen.distributed.torch.sums import Adds, Store, Stretch, Sum, Where, adds_of, placed, plus
 
 SIZE = 12
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from unit.distributed.table_coverage import table_coverage
 
 import attngen
 from attngen.distributed import Schedule, Sequences, row_work, schedule
-from attngen.distributed.blocks import Blocks, Turn, balanced_blocks, contiguous_blocks, headtail_blocks, turns
-from attngen.distributed.schedule import Exchange
-from attngen.distributed.tables import table_coverage
+from attngen.distributed.plan.blocks import Blocks, Turn, balanced_blocks, contiguous_blocks, headtail_blocks, turns
+from attngen.distributed.plan.schedule import Exchange
 from attngen.prove.verdict import Proved, Refuted
 
 MASKS = {

@@ -10,9 +10,9 @@ import torch
 
 import attngen
 from attngen.distributed import Layout, Sequences, schedule
-from attngen.distributed.messages import Link
-from attngen.distributed.program import Call, steps
-from attngen.distributed.run import Run, _Total  # pyright: ignore[reportPrivateUsage]
+from attngen.distributed.plan.program import Call, steps
+from attngen.distributed.torch.messages import Link
+from attngen.distributed.torch.run import Run, _Total  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.fixture(autouse=True)

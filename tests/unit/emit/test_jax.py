@@ -12,8 +12,8 @@ from emit_names import CLASHES, SPECS, names_beside_params
 
 import attngen
 from attngen import targets
-from attngen.cli.comparison import Case, compare
 from attngen.emit.jax.names import reserved
+from attngen.verify.comparison import Case, compare
 
 SIZES = {"B": 1, "Hq": 2, "Hkv": 1, "Sq": 20, "Sk": 20, "D": 16, "Dv": 16}
 

@@ -57,7 +57,7 @@ _CALLS = {
 
 @dataclass
 class Printer:
-    """`names` maps bound expressions to identifiers; `params` to the identifiers of each param (see `emit.params`).
+    """`names` maps bound expressions to identifiers; `params` to the identifiers of each param (see `text.params`).
     `fetched`: the load whose tile is there as `pairs`, where the kernel's constant FETCHES holds."""
 
     choices: Choices

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from attngen.distributed.schedule import EXCHANGES, Exchange
+from attngen.distributed.plan.schedule import EXCHANGES, Exchange
 from attngen.errors import UsageError
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attngen.distributed.layout import Ranges
+from attngen.distributed.plan.layout import Ranges
 
 
 class Stretch(NamedTuple):

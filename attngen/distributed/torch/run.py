@@ -1,10 +1,10 @@
 """The forward and the backward pass of one rank, as its steps say: a kernel's pieces, merged, and messages meanwhile.
 
-Takes steps (`program`), a link, and tensors with the rows of the own group; returns out and lse, or gradients. Knows
-nothing of autograd, heads of other members, or how the steps came about. K and V of the next step are on their way
-while a step is computed. The backward pass goes through the steps from the last to the first, begins with what was kept
-of the last one, and computes the own keys at the end, while gradients of K and V go home in float32. Whoever holds the
-rows adds them in the order of steps and groups, so that the bits repeat.
+Takes steps (`distributed/plan/program.py`), a link, and tensors with the rows of the own group; returns out and lse, or
+gradients. Knows nothing of autograd, heads of other members, or how the steps came about. K and V of the next step are
+on their way while a step is computed. The backward pass goes through the steps from the last to the first, begins with
+what was kept of the last one, and computes the own keys at the end, while gradients of K and V go home in float32.
+Whoever holds the rows adds them in the order of steps and groups, so that the bits repeat.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from attngen import pieces
-from attngen.distributed.layout import length
-from attngen.distributed.messages import Link, Message, Pending, add_picked, picked, post, taken
-from attngen.distributed.program import Call, Part, Step, Turn, turns
-from attngen.distributed.schedule import Sequences
-from attngen.distributed.sums import Adds, Stretch, Sum, adds_of, placed, plus
+from attngen.distributed.plan.layout import length
+from attngen.distributed.plan.program import Call, Part, Step, Turn, turns
+from attngen.distributed.plan.schedule import Sequences
+from attngen.distributed.torch.messages import Link, Message, Pending, add_picked, picked, post, taken
+from attngen.distributed.torch.sums import Adds, Stretch, Sum, adds_of, placed, plus
 from attngen.errors import UsageError
 from attngen.ir.axes import HEADS, cut_params
 from attngen.kernel import Kernel

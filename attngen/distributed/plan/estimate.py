@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from attngen.cost.chips import ITEMSIZE, Chip, Dtype
 from attngen.cost.model import pair_seconds
-from attngen.distributed.coverage import Pieces
-from attngen.distributed.layout import Layout, length
-from attngen.distributed.schedule import Schedule
+from attngen.distributed.plan.coverage import Pieces
+from attngen.distributed.plan.layout import Layout, length
+from attngen.distributed.plan.schedule import Schedule
 from attngen.plan import KernelPlan
 
 Floats = npt.NDArray[np.float64]

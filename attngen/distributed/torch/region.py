@@ -20,7 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from attngen.distributed.context import (
+from attngen.distributed.plan.layout import Layout
+from attngen.distributed.plan.schedule import Exchange, Sequences
+from attngen.distributed.torch.context import (
     LayoutName,
     Offsets,
     Placed,
@@ -29,11 +31,9 @@ from attngen.distributed.context import (
     outside_of_graphs,
     sequences_of,
 )
-from attngen.distributed.current import REGIONS
-from attngen.distributed.groups import groups_of
-from attngen.distributed.layout import Layout
-from attngen.distributed.rows import Rows
-from attngen.distributed.schedule import Exchange, Sequences
+from attngen.distributed.torch.current import REGIONS
+from attngen.distributed.torch.groups import groups_of
+from attngen.distributed.torch.rows import Rows
 from attngen.errors import UsageError
 from attngen.kernel import Kernel
 

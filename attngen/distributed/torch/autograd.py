@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from attngen.distributed.messages import Heads, add_picked, picked
-from attngen.distributed.run import Drawn, Run, backward, forward, head_dims, sized
+from attngen.distributed.torch.messages import Heads, add_picked, picked
+from attngen.distributed.torch.run import Drawn, Run, backward, forward, head_dims, sized
 from attngen.errors import UsageError
 
 _dist = cast(Any, dist)

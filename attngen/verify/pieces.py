@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from attngen.cli.comparison import (
+from attngen.kernel import Kernel
+from attngen.runtime.devices import pytorch, the_jax
+from attngen.verify.comparison import (
     SEED,
     Case,
     Comparison,
@@ -25,8 +27,6 @@ from attngen.cli.comparison import (
     judge,
     takes_arrays,
 )
-from attngen.kernel import Kernel
-from attngen.runtime.devices import pytorch, the_jax
 
 Range = tuple[int, int]
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attngen.distributed.layout import Layout, Range, balanced, common, joined, section
-from attngen.distributed.schedule import Round, Schedule, Sequences
+from attngen.distributed.plan.layout import Layout, Range, balanced, common, joined, section
+from attngen.distributed.plan.schedule import Round, Schedule, Sequences
 from attngen.errors import UsageError
 
 Table = npt.NDArray[np.int32]

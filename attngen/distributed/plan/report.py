@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attngen.distributed.estimate import Estimate, Machine
-from attngen.distributed.layout import Ranges
-from attngen.distributed.schedule import Schedule
+from attngen.distributed.plan.estimate import Estimate, Machine
+from attngen.distributed.plan.layout import Ranges
+from attngen.distributed.plan.schedule import Schedule
 from attngen.prove.verdict import Claim, Proved, Refuted
 
 if TYPE_CHECKING:

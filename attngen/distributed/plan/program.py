@@ -1,7 +1,7 @@
 """What one rank does with its tensors, step by step: a schedule's rounds as rows of local tensors.
 
 Takes a `Schedule` and a group, returns its steps: which rows it sends, what arrives, and the calls of a kernel. Plain
-Python; `run` carries it out.
+Python; `distributed/torch/run.py` carries it out.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from attngen.distributed.layout import Range, Ranges, common, joined, length
-from attngen.distributed.schedule import Piece, Schedule
+from attngen.distributed.plan.layout import Range, Ranges, common, joined, length
+from attngen.distributed.plan.schedule import Piece, Schedule
 
 
 class Part(NamedTuple):

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from attngen.distributed.layout import Layout, Ranges, common, length
-from attngen.distributed.program import local
-from attngen.distributed.schedule import check_dim
+from attngen.distributed.plan.layout import Layout, Ranges, common, length
+from attngen.distributed.plan.program import local
+from attngen.distributed.plan.schedule import check_dim
 from attngen.errors import UsageError
 
 _dist = cast(Any, dist)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from attngen.distributed import coverage
-from attngen.distributed.blocks import Blocks, Move, Turn
-from attngen.distributed.layout import Range, common, joined
-from attngen.distributed.schedule import Masked, Piece, Round, Schedule, Transfer
+from attngen.distributed.plan import coverage
+from attngen.distributed.plan.blocks import Blocks, Move, Turn
+from attngen.distributed.plan.layout import Range, common, joined
+from attngen.distributed.plan.schedule import Masked, Piece, Round, Schedule, Transfer
 from attngen.prove.verdict import Claim, Proved, Refuted, Verdict
 from attngen.visits import Planned
 

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from attngen import inputs, reference
-from attngen.cli.comparison import ANY, DTYPES, SEED, Case, Comparison, Use, as_param, differentiates, judge
 from attngen.emit.torch_shared.leaves import unsummed
 from attngen.errors import UsageError
 from attngen.inputs import Ints
@@ -24,6 +23,7 @@ from attngen.ir.evaluate import Array
 from attngen.ir.nodes import Symbol, Type
 from attngen.kernel import Kernel
 from attngen.runtime.devices import pytorch
+from attngen.verify.comparison import ANY, DTYPES, SEED, Case, Comparison, Use, as_param, differentiates, judge
 
 Lengths: TypeAlias = tuple[tuple[int, int], ...]
 """(queries, keys) of each sequence."""

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from attngen import jax_pieces
-from attngen.distributed.blocks import Blocks, Move, Turn
-from attngen.distributed.schedule import Sequences
+from attngen.distributed.plan.blocks import Blocks, Move, Turn
+from attngen.distributed.plan.schedule import Sequences
 from attngen.kernel import Kernel
 from attngen.pieces import Place
 

@@ -1,8 +1,8 @@
 """What each rank computes and receives, round by round.
 
 Takes a kernel's visits, a layout, sequences and an exchange; returns a `Schedule`. Every rank makes the same one from
-the same arguments, so no rank asks another. Plain Python and NumPy: `context` runs it, `plan-parallel` prints it, and
-the prover checks it.
+the same arguments, so no rank asks another. Plain Python and NumPy: `distributed/torch` and `distributed/jax` run it,
+`plan-parallel` prints it, and `coverage` proves it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from attngen.distributed.layout import TILE, Layout, Range, Ranges, balanced, contiguous, headtail, joined, length
+from attngen.distributed.plan.layout import TILE, Layout, Range, Ranges, balanced, contiguous, headtail, joined, length
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention, Param
 from attngen.ir.axes import BATCHES, cut_params

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attngen.distributed.coverage import Pieces
-from attngen.distributed.report import Report
-from attngen.distributed.schedule import Schedule
+from attngen.distributed.plan.coverage import Pieces
+from attngen.distributed.plan.report import Report
+from attngen.distributed.plan.schedule import Schedule
 from attngen.errors import UsageError
 from attngen.extras import lacking
 

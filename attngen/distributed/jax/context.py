@@ -6,9 +6,9 @@
     # inside shard_map over "context", of which q, k and v have their rows (axis 1):
     out = here(q, k, v, slope=slope)                 # differentiable
 
-A kernel's pieces are computed where their queries lie, and merged. For targets jax and pallas. All
-devices run one program, so they hold equal blocks of rows (`blocks`). `shard` fills the last blocks up: rows behind the
-last one of the sequence are padding, which no query sees and which has no gradient.
+A kernel's pieces are computed where their queries lie, and merged. For targets jax and pallas. All devices run one
+program, so they hold equal blocks of rows (`distributed/plan/blocks.py`). `shard` fills the last blocks up: rows behind
+the last one of the sequence are padding, which no query sees and which has no gradient.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from attngen import targets
-from attngen.distributed import jax_heads
-from attngen.distributed.blocks import (
+from attngen.distributed.jax import heads
+from attngen.distributed.jax.run import Way, attention
+from attngen.distributed.plan.blocks import (
     Blocks,
     Turn,
     balanced_blocks,
@@ -32,9 +33,8 @@ from attngen.distributed.blocks import (
     headtail_blocks,
     turns,
 )
-from attngen.distributed.jax_run import Way, attention
-from attngen.distributed.layout import Layout
-from attngen.distributed.schedule import (
+from attngen.distributed.plan.layout import Layout
+from attngen.distributed.plan.schedule import (
     EXCHANGES,
     Exchange,
     Masked,
@@ -103,7 +103,7 @@ def context_parallel(
         raise UsageError(f"axis {axis!r}: give one axis, or with exchange 'ring' or 'gather' two")
     across, within = (None, axes[0]) if exchange == "heads" else (axes[0], axes[1] if len(axes) == 2 else None)
     if within is not None:
-        jax_heads.check(kernel)
+        heads.check(kernel)
     sizes = tuple(1 if a is None else mesh.shape[a] for a in (across, within))
     return Attend(kernel, across, within, (sizes[0], sizes[1]), layout, exchange)
 
@@ -334,7 +334,7 @@ class Placed:
     ) -> tuple[Any, Any]:
         attend, operands = self.attend, (q, k, v)
         if attend.within is not None:
-            operands, arrays = jax_heads.exchanged(attend.kernel, attend.within, operands, arrays)
+            operands, arrays = heads.exchanged(attend.kernel, attend.within, operands, arrays)
             before = lax.axis_index(attend.within) * operands[0].shape[2]
             drawn = {n: x + before if n == "h_offset" else x for n, x in drawn.items()}
         if attend.across is None and not self.schedule.sequences.packed and not drawn:
@@ -356,4 +356,4 @@ class Placed:
                 numbers=numbers,
             )
             out, lse = attention(way, *operands, arrays, drawn)
-        return (out, lse) if attend.within is None else jax_heads.returned(attend.within, out, lse)
+        return (out, lse) if attend.within is None else heads.returned(attend.within, out, lse)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from attngen.distributed.layout import Ranges, length
+from attngen.distributed.plan.layout import Ranges, length
 
 _dist = cast(Any, dist)
 _HEAD_START = 20_000

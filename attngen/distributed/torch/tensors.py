@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from attngen.distributed.run import head_dims
+from attngen.distributed.torch.run import head_dims
 from attngen.errors import UsageError
 from attngen.ir.axes import BATCHES, cut_params
 from attngen.kernel import Kernel

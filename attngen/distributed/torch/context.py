@@ -26,14 +26,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from attngen import targets
-from attngen.distributed.autograd import Attention, Call, Way
-from attngen.distributed.groups import Groups, groups_of
-from attngen.distributed.layout import Layout, Ranges, contiguous, length
-from attngen.distributed.messages import Heads, Link
-from attngen.distributed.program import fewer_together, local, steps
-from attngen.distributed.rows import Rows
-from attngen.distributed.run import Drawn, Run
-from attngen.distributed.schedule import (
+from attngen.distributed.plan.layout import Layout, Ranges, contiguous, length
+from attngen.distributed.plan.program import fewer_together, local, steps
+from attngen.distributed.plan.schedule import (
     LAYOUTS,
     Exchange,
     LayoutName,
@@ -50,7 +45,12 @@ from attngen.distributed.schedule import (
     same_as_said,
     schedule,
 )
-from attngen.distributed.tensors import on_own_parts
+from attngen.distributed.torch.autograd import Attention, Call, Way
+from attngen.distributed.torch.groups import Groups, groups_of
+from attngen.distributed.torch.messages import Heads, Link
+from attngen.distributed.torch.rows import Rows
+from attngen.distributed.torch.run import Drawn, Run
+from attngen.distributed.torch.tensors import on_own_parts
 from attngen.emit.torch_shared.leaves import unsummed
 from attngen.errors import UsageError
 from attngen.ir.axes import HEADS, cut_params
