@@ -11,21 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from attngen.ir.build import (
-    add,
-    apply,
-    conjunction,
-    disjunction,
-    floordiv,
-    index,
-    integer,
-    maximum,
-    minimum,
-    mul,
-    select,
-    sub,
-)
-from attngen.ir.nodes import Expr, Op
+from attngen.ir.build import index
+from attngen.ir.function import inlined
+from attngen.ir.nodes import Expr
+from attngen.plan.index import rows_of_sequences
 
 START, STOP, TOTAL = index("start"), index("stop"), index("total")
 """What the call says of a sequence: its first row, and the row behind its last one; and how many rows a tensor has."""
@@ -81,25 +70,23 @@ class Geometry:
 
 
 def geometry(kind: Kind) -> Geometry:
-    zero, one = integer(0), integer(1)
-    tiles = floordiv(sub(add(TOTAL, TILE), one), TILE)
+    """Each value is that of the runtime's function of the same name."""
     packed = kind is Kind.PACKED
+
+    def value(name: str, **flags: int) -> Expr:
+        (found,) = inlined(rows_of_sequences().of(name, **flags))
+        return found
+
     return Geometry(
         kind=kind,
-        begin=minimum(maximum(START, zero), TOTAL),
-        first=maximum(minimum(BEGIN, sub(TOTAL, one)), zero),
-        size=sub(minimum(maximum(STOP, BEGIN), TOTAL), BEGIN),
-        slot=add(floordiv(BEGIN, TILE), SEQUENCE) if packed else mul(SEQUENCE, tiles),
-        slots=add(floordiv(TOTAL, TILE), SEQUENCES) if packed else mul(SEQUENCES, tiles),
-        before=disjunction(
-            apply(Op.LT, OWN_TILES, TILES), conjunction(apply(Op.EQ, OWN_TILES, TILES), apply(Op.LT, SEQUENCE, OWN))
-        ),
-        paired=select(
-            apply(Op.EQ, apply(Op.MOD, RANK, integer(2)), zero),
-            add(add(EARLIER, ORDER), minimum(ORDER, MOST)),
-            add(sub(EARLIER, LEAST), add(mul(integer(2), ORDER), one)),
-        ),
-        within=maximum(sub(SIZE, ROW), zero),
+        begin=value("begin"),
+        first=value("first"),
+        size=value("size"),
+        slot=value("slot", PACKED=packed),
+        slots=value("slots", packed=packed),
+        before=value("before"),
+        paired=value("paired"),
+        within=value("within"),
     )
 
 

@@ -94,7 +94,7 @@ CHANGES = {
         "pass",
     ),
     "a row of the wrong sequence": ("place.total + place.first\n", "place.total\n"),
-    "parts of sequences in one place": ("n_slots + _slot_of(", "0 * n_slots + 0 * _slot_of("),
+    "parts of sequences in one place": ("n_slots + slot(", "0 * n_slots + 0 * slot("),
 }
 
 

@@ -286,7 +286,8 @@ def test_an_edited_merge_is_seen(name: str) -> None:
 ITEMS = SimpleNamespace(**run_as_python(items().text, SimpleNamespace()))
 HEADS = [(group * kv_heads, kv_heads) for group, kv_heads in product(range(1, 5), repeat=2)]
 _HEAD_LINE = re.compile(
-    r"(?<![\w.])(?<!, )(?:(?:kv_head|group) = [^{}\n]*\b(?:Hq|Hkv|group)\b[^{}\n]*|head = (?:kv_head|items.query_head)[^{}\n]*)$",
+    r"(?<![\w.])(?<!, )(?:(?:kv_head|group) = [^{}\n]*\b(?:Hq|Hkv|group)\b[^{}\n]*"
+    r"|head = (?:kv_head|items.query_head)[^{}\n]*)$",
     re.MULTILINE,
 )
 

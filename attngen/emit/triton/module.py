@@ -64,6 +64,7 @@ from attngen.emit.triton.sequences.call import SequenceParts, sequence_call_view
 from attngen.emit.triton.sequences.rows import refuse_sequences, sequence_place, sequence_view
 from attngen.errors import InternalError
 from attngen.plan import passes
+from attngen.plan.geometry import GEOMETRIES
 from attngen.plan.index import items
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level
@@ -79,7 +80,7 @@ def own_part(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     """What of the module depends on the spec: it imports the runtime (`placement`)."""
     if not reserved().isdisjoint(plan.attention.sizes):
         raise InternalError("the plan was made without the target's reserved names")
-    if plan.gpu_walks is None or plan.gpu_walks.index != items():
+    if plan.gpu_walks is None or plan.gpu_walks.index != items() or plan.geometries not in ((), GEOMETRIES):
         raise InternalError("the plan has other functions than the runtime that its kernels call")
     context = _context(plan, text, options, proof)
     source = render("triton/module.py.j2", context)

@@ -11,10 +11,11 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from attngen import runtime
 from attngen.errors import InternalError
 from attngen.ir.function import Function
 from attngen.plan.index.lifted import constants, lifted
+
+_RUNTIME = Path(__file__).resolve().parents[2] / "runtime" / "exported"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,23 @@ def tests() -> Index:
     return read_tests(_text("rows"))
 
 
+@cache
+def rows_of_sequences() -> Index:
+    """The ints of `runtime/exported/ragged.py`."""
+    text = _text("ragged")
+    names = [(name, ()) for name in ("begin", "first", "size", "before", "paired", "within")]
+    flagged = [
+        (name, ((flag, packed),))
+        for name, flag in (("slot", "PACKED"), ("slots", "packed"))
+        for packed in (False, True)
+    ]
+    return Index(text, tuple(lifted(text, name, flags) for name, flags in (*names, *flagged)))
+
+
 def read_tests(text: str) -> Index:
     names = [(name, (("TEST", test),)) for name in ("can_hold", "must_hold") for test in range(3)]
     return Index(text, tuple(lifted(text, name, flags) for name, flags in names))
 
 
 def _text(module: str) -> str:
-    return (Path(runtime.__file__).parent / "exported" / f"{module}.py").read_text(encoding="utf-8")
+    return (_RUNTIME / f"{module}.py").read_text(encoding="utf-8")

@@ -33,8 +33,13 @@ from attngen.ir.function import Assigned, Called, Function
 from attngen.ir.nodes import Expr, Op, Symbol, Type
 from attngen.ir.walk import nodes
 
+
+def _both(a: Expr, b: Expr) -> Expr:
+    return conjunction(a, b) if a.type is Type.BOOL else apply(Op.BIT_AND, a, b)
+
+
 _OPERATORS: Mapping[type[ast.AST], Callable[[Expr, Expr], Expr]] = {
-    ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.FloorDiv: floordiv, ast.BitAnd: conjunction, ast.BitOr: disjunction,
+    ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.FloorDiv: floordiv, ast.BitAnd: _both, ast.BitOr: disjunction,
 }  # fmt: skip
 _COMPARISONS: Mapping[type[ast.AST], Op] = {ast.Lt: Op.LT, ast.LtE: Op.LE, ast.Eq: Op.EQ, ast.NotEq: Op.NE}
 _EXCHANGED: Mapping[type[ast.AST], Op] = {ast.Gt: Op.LT, ast.GtE: Op.LE}
@@ -208,7 +213,7 @@ def _is_condition(node: ast.AST, function: ast.FunctionDef) -> bool:
     """Whether the function chooses by this value."""
     for n in ast.walk(function):
         if isinstance(n, ast.BinOp) and isinstance(n.op, ast.BitAnd | ast.BitOr) and node in (n.left, n.right):
-            return True
+            return not any(isinstance(side, ast.Constant) for side in (n.left, n.right))  # else the bits of an int
         is_where = isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "where"
         if is_where and n.args[0] is node:
             return True

@@ -34,6 +34,7 @@ from .hopper import (
 )
 from .launch import Launch as Launch
 from .pieces import PiecePlace as PiecePlace, Pieces as Pieces, Visits as Visits
+from .ragged import slots as slots
 from .sequences import Sequences as Sequences, refuse_gradient as refuse_gradient, sequence_tiles as sequence_tiles
 from .short_queries import split_pieces as split_pieces, split_tile as split_tile
 from .tables import rows_by_dims as rows_by_dims, tiles_by_chip as tiles_by_chip

@@ -26,7 +26,9 @@ from .gluon import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
+from .items import part_of
 from .ptx import in_place, multiplied, weights_constraints, weights_ptx
+from .ragged import slot, within
 from .rows import LN2
 
 WARP = gl.constexpr(32)  # threads
@@ -742,3 +744,33 @@ def rows_of_terms(place, heads):
     else:
         found = Place(place.batch * heads * place.total + place.first, place.size, 0, 0, 0, 0)
     return found
+
+
+@gluon.jit
+def box(place, head, start, column):
+    """The coordinates of a tile of a sequence, behind whose last row the copy engine reads zeros and stores nothing."""
+    if isinstance(place, tl.tensor):
+        found = (place, head, start, column)
+    else:
+        left = within(place.size, start)
+        found = (2**30, place.row + start + left, head, 2**30 - left, column)
+    return found
+
+
+@gluon.jit
+def first_part(place, head, heads, size, n_slots, tile: gl.constexpr, PACKED: gl.constexpr):
+    """The number of a head's first part of dQ."""
+    if isinstance(place, tl.tensor):
+        part = (place * tl.cast(heads, gl.int64) + head) * ((size + tile - 1) // tile)
+    else:
+        part = tl.cast(head, gl.int64) * n_slots + slot(place.first, place.sequence, place.total, tile, PACKED)
+    return part
+
+
+@gluon.jit
+def listed_part(head, tile, n_tiles, place, work, config: gl.constexpr):
+    """The number of an item's partial sums of dK and dV."""
+    if work.items_ptr is not None:
+        tile += slot(place.first, place.sequence, place.total, config.BK, config.PACKED)
+        n_tiles = work.k_slots
+    return part_of(head, tile, n_tiles)

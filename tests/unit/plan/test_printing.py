@@ -156,18 +156,15 @@ gradients
 order
     tiles of queries: late ones first, heads in turn
     tiles of keys: early ones first, heads in turn
-    heads in turn
+    side_by_side(item, n_tiles, heads, together)
         first = item // (n_tiles * together) * together
         width = min(heads - first, together)
         i = item - first * n_tiles
         order = i // width
-        head = first + i % width
-        tile = order; late ones first, n_tiles - 1 - order
-    heads one by one
-        order = item % n_tiles
-        head = item // n_tiles
-        tile = order; late ones first, n_tiles - 1 - order
-    head number i of all batches: batch = i // n_heads, head = i % n_heads
+        return first, order, first + i % width
+    head_after_head(n_tiles, n_heads, program)
+        i = program // n_tiles
+        return program % n_tiles, i // n_heads, i % n_heads
 
 ints
     sequences are shorter than 2**27
@@ -226,10 +223,9 @@ ints
 
 def test_kernels_of_compute_capability_9() -> None:
     lines = sections(plan_text(planned("attention a\nmask = causal\n")))["kernels of compute capability 9.0"]
-    assert lines[:11] == [
+    assert lines[:10] == [
         "forward, from the last tile of keys",
         "    the reference may lag behind the maximum by 8 powers of two",
-        "    head number i of all batches: batch = i // n_heads, head = i % n_heads",
         "    n_steps = max(any_hi, 1)",
         "    at = n_steps - 1 - step",
         "    masked: own_full_hi <= at",
@@ -240,10 +236,9 @@ def test_kernels_of_compute_capability_9() -> None:
         "    any_hi = min(any_hi, stop)",
     ]
     part = lines.index("    a warpgroup's own steps, where tiles of keys are taken onwards; or backwards")
-    assert lines[part + 1 : part + 8] == [
+    assert lines[part + 1 : part + 7] == [
         "        own_first = min(max(own_first, first), stop)",
         "        own_stop = min(max(own_stop, own_first), stop)",
-        "        at = stop - 1 - step; or first + step",
         "        begin = stop - own_stop; or own_first - first",
         "        end = begin + own_stop - own_first",
         "        own_full_lo = 0 if Sk < k0 + HALF else own_full_lo",
@@ -306,12 +301,10 @@ def test_direct_weights() -> None:
     ]
     assert found["gradients"] == ["bias: summed by head", "    d natural = 1.0"]
     assert found["order"][:2] == ["tiles of queries: heads one by one", "tiles of keys: heads one by one"]
-    assert found["order"][-5:] == [
-        "heads one by one",
-        "    order = item % n_tiles",
-        "    head = item // n_tiles",
-        "    tile = order; late ones first, n_tiles - 1 - order",
-        "head number i of all batches: batch = i // n_heads, head = i % n_heads",
+    assert found["order"][-3:] == [
+        "head_after_head(n_tiles, n_heads, program)",
+        "    i = program // n_tiles",
+        "    return program % n_tiles, i // n_heads, i % n_heads",
     ]
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from attngen.emit.text.params import ParamView
 from attngen.emit.text.weights import WeightView
-from attngen.emit.torch_shared import expressions as host_expressions
 from attngen.emit.torch_shared.calls import RUNTIME
 from attngen.emit.torch_shared.checks import size_checks
 from attngen.emit.torch_shared.facts import torch_facts
@@ -23,7 +22,6 @@ from attngen.emit.triton.host.call import CallView
 from attngen.emit.triton.host.passes import BOUNDS, BackwardKernels
 from attngen.emit.triton.portable.param_gradients import GradientView
 from attngen.emit.triton.sequences.launches import sequence_backward, sequence_forward, sequence_whole
-from attngen.emit.triton.sequences.rows import geometries
 from attngen.errors import UsageError
 from attngen.ir import printing
 from attngen.ir.attention import Param
@@ -51,13 +49,12 @@ _LENGTHS = tuple(f"{name}: Tensor | None = None" for name in BOUNDS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceCallView:
-    """Names and lines of the host, as in `CallView`. `slots` are the texts of how many slots there are, packed and not.
+    """Names and lines of the host, as in `CallView`.
     `refused`: lines that refuse gradients which are not summed; `whole`: how the one backward kernel is launched.
     `size_checks` and `facts` check the sizes and elements of one sequence, b."""
 
     packed: bool
     lengths: bool
-    slots: tuple[str, str]
     packed_keywords: Lines
     lengths_keywords: Lines
     packed_docs: Lines
@@ -108,7 +105,6 @@ def sequence_call_view(plan: KernelPlan, call: CallView, parts: SequenceParts) -
     return SequenceCallView(
         packed="packed" in parts.geometry,
         lengths="lengths" in parts.geometry,
-        slots=_slots(plan),
         packed_keywords=(*(f"{p.keyword}: {p.public_annotation}" for p in params), *_PACKED, *_COMMON),
         lengths_keywords=(*(f"{p.keyword}: {p.public_annotation}" for p in params), *_LENGTHS, *_COMMON),
         packed_docs=_docs(plan, call, params, packed=True),
@@ -123,12 +119,6 @@ def sequence_call_view(plan: KernelPlan, call: CallView, parts: SequenceParts) -
         gradient_lines=tuple(line for g in gradients for line in _sums(plan, params, g)),
         options=tuple(text for text, some in own.items() if some),
     )
-
-
-def _slots(plan: KernelPlan) -> tuple[str, str]:
-    names = {name: name for name in ("total", "tile", "n_sequences")}
-    lengths, packed = (host_expressions.python(g.slots, names) for g in geometries(plan))
-    return packed, lengths
 
 
 def _refuse_names(plan: KernelPlan, geometry: tuple[str, ...]) -> None:

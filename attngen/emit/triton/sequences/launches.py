@@ -51,7 +51,7 @@ def _before(which: str, *, listed: bool, tile: str = "") -> Launch:
 
 
 _FOUND = "(found := host.listed_row({}, (q, {}), (k, v{}))) is not None"
-_SLOTS = ("q_slots, k_slots = _slots(Sq, BQ, B, packed), _slots(Sk, BK, B, packed)",)
+_SLOTS = ("q_slots, k_slots = host.slots(Sq, BQ, B, packed), host.slots(Sk, BK, B, packed)",)
 
 
 def sequence_forward(
@@ -62,7 +62,7 @@ def sequence_forward(
     rounding = ("PRECISE=precise",) if precise else ()
     launch = Launch(
         kernel="_sequence_forward_kernel",
-        grid="_slots(Sq, BQ, B, packed) * Hq",
+        grid="host.slots(Sq, BQ, B, packed) * Hq",
         constants=(*_SEQUENCE, *rounding, *PORTABLE_OPTIONS),
     )
     begin = _before("forward", listed=listed)
@@ -94,7 +94,7 @@ def sequence_whole(kernels: BackwardKernels) -> tuple[Way, ...]:
         return ()
     found = _FOUND.format("HOPPER_BACKWARD", "d_out", ", dk, dv")
     cells = kernels.cells
-    slots = f"_slots(Sq, {cells.least}, B, packed)"
+    slots = f"host.slots(Sq, {cells.least}, B, packed)"
     few = f"{slots} <= {cells.most} * host.ceil(Sq, {cells.rows}) * P and P * Hq * Sq < 2**30"
     rows, *rest = whole_launches(kernels, view, sequences=True)
     return (
@@ -121,13 +121,13 @@ def sequence_backward(kernels: BackwardKernels, *, listed: bool) -> tuple[tuple[
     rows = tuple(replace(launch, scalars=terms) for launch in row_launches(kernels, counters="", batches="P"))
     by_keys = Launch(
         kernel="_sequence_dkdv_kernel",
-        grid="_slots(Sk, BK, B, packed) * Hkv",
+        grid="host.slots(Sk, BK, B, packed) * Hkv",
         constants=(*_SEQUENCE, *kernels.flags, *PORTABLE_OPTIONS),
         zeros=tuple(f"{s.name}=(P, Hq, Sk)" for s in kernels.dkdv_sums),
     )
     by_rows = Launch(
         kernel="_sequence_dq_kernel",
-        grid="_slots(Sq, BQ, B, packed) * Hq",
+        grid="host.slots(Sq, BQ, B, packed) * Hq",
         constants=(*_SEQUENCE, *kernels.flags, *PORTABLE_OPTIONS),
         zeros=tuple(
             f"{s.name}={'(P, Hq, Sq)' if s.per_row else '(B, Hq, host.ceil(Sq, BQ))'}" for s in kernels.dq_sums

@@ -7,17 +7,14 @@ the rest of the kernel is that of dense tensors.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.views import PlaceView
-from attngen.errors import InternalError, UsageError
+from attngen.errors import UsageError
 from attngen.ir.nodes import Expr, Symbol
-from attngen.ir.walk import nodes, symbols
-from attngen.plan.geometry import Geometry
+from attngen.ir.walk import symbols
 from attngen.plan.kernel import KernelPlan
 
 OPERANDS = ("q_start_ptr", "q_stop_ptr", "k_start_ptr", "k_stop_ptr", "n_sequences")
@@ -26,58 +23,22 @@ _OF_QUERIES, _OF_KEYS = ("q", "out", "d_out", "dq"), ("k", "v", "dk", "dv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceView:
-    """Texts of the plan's geometry, over `start`, `stop`, `total`, and for tiles over `begin`, `tile`, `sequence`.
-    `before`: whether `sequence` is listed before `own`; `within`: how many rows are left from `start` on; `late`: the
-    last tiles of queries have most work. The lines `moved` move params to a sequence's first rows. `operands` are those
-    of kernels of sequences, `extreme_lines` begin a kernel that looks for extremes, by axis."""
+    """`late`: the last tiles of queries have most work. The lines `moved` move params to a sequence's first rows.
+    `operands` are those of kernels of sequences, `extreme_lines` begin a kernel that looks for extremes, by axis."""
 
-    begin: str
-    first: str
-    size: str
-    packed_slot: str
-    lengths_slot: str
-    before: str
-    paired: str
-    within: str
     late: bool
     moved: tuple[str, ...]
     operands: tuple[str, ...]
     extreme_lines: Mapping[str, tuple[str, ...]]
 
 
-def geometries(plan: KernelPlan) -> tuple[Geometry, Geometry]:
-    """Of sequences that are a part of a batch row, and of packed ones. They differ in the number of a tile alone."""
-    lengths, packed = plan.geometries
-    shared = operator.attrgetter("begin", "first", "size", "before", "paired", "within")
-    if shared(lengths) != shared(packed):
-        raise InternalError("one kernel serves both geometries, whose rows are found in different ways")
-    return lengths, packed
-
-
 def sequence_view(frame: Frame) -> SequenceView:
-    lengths, packed = geometries(frame.plan)
-    printer = _printer(frame)
     return SequenceView(
-        begin=printer.text(packed.begin),
-        first=printer.text(packed.first),
-        size=printer.text(packed.size),
-        packed_slot=printer.text(packed.slot),
-        lengths_slot=printer.text(lengths.slot),
-        before=printer.text(packed.before),
-        paired=printer.text(packed.paired),
-        within=printer.text(packed.within),
         late=frame.plan.longest_first,
         moved=_moved_params(frame),
         operands=OPERANDS,
         extreme_lines={axis: _extreme_lines(frame, axis) for axis in "qk"},
     )
-
-
-def _printer(frame: Frame) -> Printer:
-    """Sizes and tiles are at least 0, so divisions round down as they are."""
-    plain = frozenset(e for g in frame.plan.geometries for x in (g.slot, g.slots) for e in nodes(x))
-    printer = frame.printer()
-    return replace(printer, choices=replace(printer.choices, plain_divisions=plain))
 
 
 def sequence_place(frame: Frame) -> PlaceView:
@@ -87,7 +48,7 @@ def sequence_place(frame: Frame) -> PlaceView:
         return (
             f"{head} = tl.program_id(0) % {heads}",
             f"slot = tl.num_programs(0) // {heads} - 1 - tl.program_id(0) // {heads}",
-            f"tile, batch = _tile_of_slot(slot, {axis}_start_ptr, S{axis}, n_sequences, {block}, PACKED)",
+            f"tile, batch = ragged.tile_of_slot(slot, {axis}_start_ptr, S{axis}, n_sequences, {block}, PACKED)",
             *sizes,
             f"if (tile < 0) | (tile * {block} >= S{axis}):",
             "    return",
@@ -121,7 +82,7 @@ def _extreme_lines(frame: Frame, axis: str) -> tuple[str, ...]:
 
 
 def _own(axis: str) -> tuple[str, ...]:
-    return (f"{axis}_first, S{axis} = _sequence_rows({axis}_start_ptr, {axis}_stop_ptr, batch, total_{axis})",)
+    return (f"{axis}_first, S{axis} = ragged.rows_of_sequence({axis}_start_ptr, {axis}_stop_ptr, batch, total_{axis})",)
 
 
 def _moved(pointer: str, axis: str, stride: str, *, aligned: bool = False) -> str:
