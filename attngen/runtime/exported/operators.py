@@ -72,7 +72,7 @@ class Operator:
     """`key`: its name, `attngen::NAME_…`. `forward_only`: without gradients."""
 
     def __init__(self, key: str, signature: Signature, computes: Computes, forward_only: bool) -> None:
-        self.learned, self.smooth, self.computes = signature.learned, signature.smooth, computes
+        self.signature, self.computes = signature, computes
         tensors = [i for i, (_, kind) in enumerate(signature.inputs) if kind.startswith("Tensor")]
         self.n_inputs = len(signature.inputs)
         self.n_tensors, self.no_gradients = len(tensors), (None,) * (self.n_inputs - 3)
@@ -130,7 +130,7 @@ class Operator:
         if kept[-1] is None:  # what only some calls save comes last
             kept = (*kept[:-1], out.new_empty(0))
         d_out = torch.zeros_like(out) if d_out is None else d_out
-        learned, smooth = self.learned, self.smooth
+        learned, smooth = self.signature.learned, self.signature.smooth
         wants: tuple[bool, ...] = ctx.needs_input_grad
         needed = list(map(wants.__getitem__, learned))
         # Outside the operator, autograd would take these for constants and return a wrong second derivative.
