@@ -125,7 +125,7 @@ def works(module: Any, variant: str, head_dim: int) -> dict[str, Callable[[], ob
     }
 
 
-def race(contenders: Mapping[str, Callable[[], object]], *, rounds: int, calls: int = 200) -> dict[str, list[float]]:
+def race(contenders: Mapping[str, Callable[[], object]], *, rounds: int, calls: int) -> dict[str, list[float]]:
     """Microseconds of each, round by round."""
     spent: dict[str, list[float]] = {name: [] for name in contenders}
     gc.collect()
@@ -149,6 +149,7 @@ def main() -> int:
     p.add_argument("directories", type=Path, nargs="+", metavar="DIR", help="of generated files")
     p.add_argument("--only", nargs="+", default=CASES, metavar="VARIANT:D", help=f"instead of {' '.join(CASES)}")
     p.add_argument("--rounds", type=int, default=15)
+    p.add_argument("--calls", type=int, default=200, help="in a round: few, where other work slows some rounds down")
     args = p.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
@@ -158,7 +159,7 @@ def main() -> int:
             modules = [loaded(d / f"{variant}.py", f"{variant}_{i}") for i, d in enumerate(args.directories)]
             found = [works(module, variant, int(head_dim)) for module in modules]
             for what in found[0]:
-                spent = race({str(i): of[what] for i, of in enumerate(found)}, rounds=args.rounds)
+                spent = race({str(i): of[what] for i, of in enumerate(found)}, rounds=args.rounds, calls=args.calls)
                 said = ", ".join(f"{statistics.median(x):.1f} (least {min(x):.1f})" for x in spent.values())
                 print(f"{case} {what}: {said} us", flush=True)
     return 0

@@ -189,7 +189,7 @@ def test_what_a_compiled_kernel_depends_on_makes_another_layout(
 
 def test_the_second_launch_passes_what_the_first_one_named(module: ModuleType) -> None:
     class Kernel:
-        arg_names = ("x_ptr", "n", "BLOCK", "FAST")
+        arg_names = ("x_ptr", "n", "m", "BLOCK", "FAST")
 
         def __init__(self) -> None:
             self.calls: list[Any] = []
@@ -203,10 +203,10 @@ def test_the_second_launch_passes_what_the_first_one_named(module: ModuleType) -
 
     asked, compiled = Kernel(), Kernel()
     launch = module.Launch(asked, 7, {"FAST": True, "BLOCK": 64, "num_warps": 4}, scalars={"n": 1}, names={"x": "y"})
-    launch({"x": "w", "y": "x"})
-    launch({"x": "w", "y": "y"})
-    assert asked.calls == [((7, 1, 1), ("x", 1), {"FAST": True, "BLOCK": 64, "num_warps": 4})]
-    assert compiled.calls == [((7, 1, 1), ("y", 1, 64, True), {})]
+    launch({"x": "w", "y": "x", module.SAME: {"m": 3}})
+    launch({"x": "w", "y": "y", module.SAME: {"m": 3}})
+    assert asked.calls == [((7, 1, 1), ("x", 1, 3), {"FAST": True, "BLOCK": 64, "num_warps": 4})]
+    assert compiled.calls == [((7, 1, 1), ("y", 1, 3, 64, True), {})]
 
 
 def test_a_seed_of_any_width_is_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:

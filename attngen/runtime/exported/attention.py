@@ -30,9 +30,9 @@ from .arguments import (
     whole_number,
 )
 from .devices import alignment, chip, current, layout_of, like, near, number_tensor, padded, strides_of
-from .launch import compiled_together
+from .launch import SAME, compiled_together
 from .operators import FINISHED, Operator, Signature, finished, refuse_tangents
-from .watched import unwatched
+from .watched import any_autocast, unwatched
 
 NUMBERS = (bool, int, float)
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -68,17 +68,6 @@ class Param:
         return "Tensor" if self.by_pointer else "SymInt" if self.either or self.kind == "int" else "bool"
 
 
-class Inputs(NamedTuple):
-    """What the operator takes beside q, k and v: the params' values, and where tensors hold those of scalars."""
-
-    given: tuple[Any, ...]
-    scale: float
-    seed: Tensor | None
-    precise: bool
-    places: tuple[Tensor | None, ...]
-    bounds: tuple[Any, ...]
-
-
 class Backward(NamedTuple):
     """What launches of the backward pass depend on. `needed`: which params want a gradient; `usual`: whether
     log-sum-exps can be divided by the scale; `precise`: whether what rounding took from out is known."""
@@ -87,6 +76,13 @@ class Backward(NamedTuple):
     precise: bool
     needed: tuple[bool, ...]
     usual: bool
+
+
+def wants_gradient(inputs: tuple[Any, ...], places: tuple[int, ...]) -> bool:
+    for i in places:
+        if inputs[i].requires_grad:
+            return torch.is_grad_enabled()
+    return False
 
 
 class Layout:
@@ -107,7 +103,7 @@ class Layout:
         self.out = like(q, Dv)
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
         strides = strides_of(q=rows[0].stride(), k=rows[1].stride(), v=rows[2].stride(), out=self.out[1])
-        self.values: dict[str, Any] = {**strides, **vars(sizes)}
+        self.values: dict[str, Any] = {**strides, **vars(sizes), "queue": None}
         for p, x in zip(attention.ranked, tensors, strict=True):
             repeated = x if p.shape is None else x.expand(p.shape(sizes))  # of sizes of 1, without a copy
             self.values |= zip(p.strides, repeated.stride(), strict=True)
@@ -127,7 +123,6 @@ class Layout:
         self.fits: set[Any] = set()
         self.forward: dict[Any, Any] = {}
         self.backward: dict[Any, Any] = {}
-        self.pairs: dict[Any, Any] = {}
         self.sequences: dict[Any, Any] = {}
 
 
@@ -184,12 +179,14 @@ class Attention:
         self.at_scalars = tuple(3 + i for i, p in enumerate(params) if not p.strides)
         self.at_pointers = tuple(3 + i for i, p in enumerate(params) if p.by_pointer)
         self.at_learned = tuple(3 + i for i, p in enumerate(params) if p.learns)
-        self.at_either = tuple(3 + i for i, p in enumerate(params) if p.either)
         self.ready: dict[tuple[Any, ...], Layout] = {}  # by layout of the tensors
         self.refusal: type[Exception] = ValueError  # an `attngen.Kernel` sets its own subclass
         self.caller = 5  # the stack level of warnings; an `attngen.Kernel` adds 2
         self.tensors_alone = not (self.at_scalars or dropout)
+        self.at_scale = 3 + len(params)
+        self.at_precise = self.at_scale + dropout + self.rounds  # of the operator's inputs, like those above
         self.signature = self.signature_of(())
+        self.input_names = tuple(name for name, _ in self.signature.inputs)
         self.operator = Operator(key, self.signature, self, backward is None)
 
     def signature_of(self, bounds: tuple[tuple[str, str], ...]) -> Signature:
@@ -219,7 +216,7 @@ class Attention:
         q = operands[0]
         if check and self.check_facts is not None:
             self.facts_hold(operands, scale)
-        if isinstance(q, Tensor) and not q.is_meta and torch.is_autocast_enabled(q.device.type):
+        if any_autocast() and isinstance(q, Tensor) and not q.is_meta and torch.is_autocast_enabled(q.device.type):
             q, k, v = (in_autocast(x, q.device.type) for x in operands[:3])
             with torch.autocast(q.device.type, enabled=False):
                 return self((q, k, v, *operands[3:]), scale, return_lse, dropout_seed)
@@ -259,10 +256,7 @@ class Attention:
 
     def run(self, operator: Operator, inputs: tuple[Any, ...], known: Any) -> Any:
         """The operator's results, without its dispatch where the layout is `known`."""
-        q, k, v = inputs[:3]
-        learns = q.requires_grad or k.requires_grad or v.requires_grad
-        learns = learns or (self.at_pointers and any([inputs[i].requires_grad for i in self.at_pointers]))
-        if learns and torch.is_grad_enabled():
+        if wants_gradient(inputs, (0, 1, 2, *self.at_pointers)):
             if self.backward_launches is None:
                 self.refuse(
                     "this file was made with the option forward and has no gradients: call it under torch.no_grad(), "
@@ -274,7 +268,9 @@ class Attention:
 
     def tensors(self, operands: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """Those whose layout decides how kernels are launched."""
-        return (*operands[:3], *[operands[i] for i in self.at_ranked]) if self.at_ranked else operands[:3]
+        if not self.at_scalars:
+            return operands[: self.at_scale]
+        return (*operands[:3], *[operands[i] for i in self.at_ranked])
 
     def all_tensors(self, operands: tuple[Any, ...], seed: Any) -> tuple[Tensor, ...]:
         """All of a call's tensors, which somebody may look at."""
@@ -322,9 +318,7 @@ class Attention:
     def loses(self, operands: tuple[Any, ...]) -> bool:
         """Whether the backward pass needs what rounding takes from out: in half precision a param's gradient does,
         which sums over all pairs."""
-        if not torch.is_grad_enabled() or operands[0].dtype is torch.float32:
-            return False
-        return any([operands[i].requires_grad for i in self.at_learned])
+        return wants_gradient(operands, self.at_learned) and operands[0].dtype is not torch.float32
 
     # ---------------------------------------------------------------- checks
 
@@ -432,42 +426,34 @@ class Attention:
     def layout(self, *tensors: Tensor) -> Layout:
         """The `Layout` of these tensors."""
         layout = layout_of(*tensors)
-        if layout not in self.ready:
+        known = self.ready.get(layout)
+        if known is None:
             if len(self.ready) >= 1024:
                 self.ready.clear()
-            self.ready[layout] = Layout(self, *tensors)
-        return self.ready[layout]
+            known = self.ready[layout] = Layout(self, *tensors)
+        return known
 
-    def unpacked(self, inputs: tuple[Any, ...]) -> Inputs:
-        """The operator's inputs after q, k and v."""
-        at = 3 + len(self.params)
-        end = at + 1 + self.dropout + self.rounds
-        places = end + len(self.at_either)
-        seed = inputs[at + 1] if self.dropout else None
-        precise = inputs[end - 1] if self.rounds else False
-        return Inputs(inputs[3:at], inputs[at], seed, precise, inputs[end:places], inputs[places:])
-
-    def values_of(self, call: Inputs) -> dict[str, Any]:
-        """The values of params, scale and seed by the names of the kernels' parameters."""
-        found: dict[str, Any] = {"scale": call.scale, "seed": call.seed}
-        if self.tensors_alone:
-            return found | dict(zip(self.names, call.given, strict=True))
-        places = iter(call.places)
-        for name, p, x in zip(self.names, self.params, call.given, strict=True):
-            place = next(places) if p.either else None
-            x = x if place is None else place
-            found[name] = int(x) if p.kind == "bool" and not p.by_pointer and place is None else x
+    def values_of(self, same: dict[str, Any], inputs: tuple[Any, ...]) -> dict[str, Any]:
+        """The operator's inputs by the names of the kernels' parameters, and what calls share."""
+        found: dict[str, Any] = dict(zip(self.input_names, inputs, strict=False))  # those over sequences have more
+        found[SAME] = same
+        for i in self.at_scalars:
+            name, p = self.names[i - 3], self.params[i - 3]
+            if p.either and found[f"{name}_at"] is not None:
+                found[name] = found[f"{name}_at"]
+            elif p.kind == "bool":
+                found[name] = int(found[name])
         return found
 
-    def deciding(self, call: Inputs) -> tuple[Any, ...]:
+    def deciding(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """What of scalars and the seed decides which compiled kernel is launched: addresses, and how many bits an int
         needs."""
-        if not self.at_scalars:
-            return () if call.seed is None else (call.seed.data_ptr() % 16,)
-        found: list[Any] = []
-        places = iter(call.places)
+        if self.tensors_alone:
+            return ()
+        found: list[Any] = [inputs[self.at_scale + 1].data_ptr() % 16] if self.dropout else []
+        places = iter(inputs[self.at_precise + 1 :])
         for i in self.at_scalars:
-            p, x = self.params[i - 3], call.given[i - 3]
+            p, x = self.params[i - 3], inputs[i]
             if p.kind == "float":
                 found.append(x.data_ptr() % 16)
             elif p.kind == "int":
@@ -475,7 +461,7 @@ class Attention:
             if p.either:
                 place = next(places)
                 found.append(place is None or place.dtype)
-        return (*found, call.seed is None or call.seed.data_ptr() % 16)
+        return tuple(found)
 
     def saved(self, q: Tensor, precise: bool, results: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
         """What the operator returns where `results` are known, in float32: in the dtype of q, and what it saves."""
@@ -499,29 +485,20 @@ class Attention:
         """
         own = known is not None
         known = known or self.layout(*self.tensors(inputs))
-        q, k, v = inputs[:3]
+        precise = self.rounds and inputs[self.at_precise]
         if (given := FINISHED.get()) is not None:
-            return self.saved(q, self.unpacked(inputs).precise, given)
+            return self.saved(inputs[0], precise, given)
         if not known.near:
-            q, k, v = near(q), near(k), near(v)
+            inputs = (*[near(x) for x in inputs[:3]], *inputs[3:])
+        q, k, v = inputs[:3]
         out, lse = q.new_empty_strided(*known.out), q.new_empty_strided(*known.lse, dtype=torch.float32)
-        results: tuple[Any, ...] = (out, lse)
-        values = {**known.values, "q": q, "k": k, "v": v, "out": out, "lse": lse, "own": own, "queue": None}
-        if self.tensors_alone:
-            at = 3 + len(self.names)
-            key = precise = self.rounds and inputs[at + 1]
-            values["scale"] = inputs[at]
-            for name, x in zip(self.names, inputs[3:at], strict=True):
-                values[name] = x
-        else:
-            call = self.unpacked(inputs)
-            key, precise = (*self.deciding(call), call.precise), call.precise
-            values |= self.values_of(call)
-        if len(self.kept) > 2:
-            more = self.more_results(q, v, precise)
-            values.update(more)
-            results = (out, lse, *more.values())
+        values = self.values_of(known.values, inputs)
+        values["out"], values["lse"], values["own"] = out, lse, own
+        more = self.more_results(q, v, precise) if len(self.kept) > 2 else {}
+        values.update(more)
+        results = (out, lse, *more.values())
         if out.numel():
+            key = precise if self.tensors_alone else (*self.deciding(inputs), precise)
             if self.rounds and not precise:
                 values["rest"] = out
             launches = known.forward.get(key)
@@ -545,9 +522,9 @@ class Attention:
         return found
 
     def empty_results(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        q, v, call = inputs[0], inputs[2], self.unpacked(inputs)
+        q, v, precise = inputs[0], inputs[2], self.rounds and inputs[self.at_precise]
         out, lse = q.new_empty_strided(*like(q, v.shape[3])), q.new_empty(q.shape[:3], dtype=torch.float32)
-        found = dict(out=out, lse=lse, **self.more_results(q, v, call.precise))
+        found = dict(out=out, lse=lse, **self.more_results(q, v, precise))
         return tuple(out.new_empty(0) if found[name] is None else found[name] for name in self.kept)
 
     def empty_gradients(self, inputs: tuple[Any, ...], needed: list[bool]) -> tuple[Any, ...]:
@@ -576,50 +553,43 @@ class Attention:
         needed: list[bool],
     ) -> tuple[Any, ...]:
         """The gradients of q, k, v, and of params that learn."""
-        call = self.unpacked(inputs)
         known = self.layout(*self.tensors(inputs))
-        q, k, v = inputs[:3]
         if not known.near:
-            q, k, v = near(q), near(k), near(v)
+            inputs = (*[near(x) for x in inputs[:3]], *inputs[3:])
+        q, k, v, *given = inputs[: self.at_scale]
         out, d_out = near(kept[0]), near(d_out)
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         if not (q.numel() and (k.numel() or self.sums_of_none)):
             return dq.zero_(), dk.zero_(), dv.zero_(), *self.totals(inputs, needed, torch.zeros_like)
-        usual = 1e-18 < call.scale < 1e18  # so that log-sum-exps can be divided by it
+        usual = 1e-18 < inputs[self.at_scale] < 1e18  # so that log-sum-exps can be divided by it
         d_lse = d_lse if d_lse is None else d_lse.contiguous()
-        asked = Backward(d_lse is not None, self.rounds and kept[-1].numel() > 0, (*needed,), usual)
+        asked = d_lse is not None, self.rounds and kept[-1].numel() > 0, (*needed,), usual
         # Hooks on saved tensors may return them at other addresses.
         key = (
             *[x.data_ptr() % 16 for x in (out, *kept[1:], d_out)],
             out.stride(),
             d_out.stride(),
             d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16),
-            *self.deciding(call),
+            *self.deciding(inputs),
             asked,
         )
-        strides, launches = known.backward.get(key, (None, ()))
-        strides = strides or strides_of(
-            out=out.stride(), d_out=d_out.stride(), dq=dq.stride(), dk=dk.stride(), dv=dv.stride()
-        )
-        values = {**known.values, **strides, "q": q, "k": k, "v": v, "out": out, "lse": kept[1], "scale": call.scale}
-        values |= {"natural_lse": kept[1], "d_out": d_out, "d_lse": d_lse, "dq": dq, "dk": dk, "dv": dv}
-        if len(kept) > 2:
-            values |= zip(self.kept[2:], kept[2:], strict=True)
-        if self.params or call.seed is not None:
-            values |= self.values_of(call)
-        if not launches:
+        found: tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]] | None = known.backward.get(key)
+        if new := found is None:
             assert self.backward_launches is not None
-            launches = self.backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked)
-            launches = compiled_together(launches, values)
-            known.backward[key] = strides, launches
+            strides = strides_of(out=out.stride(), d_out=d_out.stride(), dq=dq.stride(), dk=dk.stride(), dv=dv.stride())
+            launches = self.backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, Backward(*asked))
+            pairs = self.pair_launches(known, strides, q, k, v, d_out, *given) if self.pair_launches else {}
+            found = {**known.values, **strides}, launches, pairs
+        same, launches, pairs = found
+        values = self.values_of(same, inputs)
+        values.update(zip(self.kept, kept, strict=True))
+        values |= {"out": out, "natural_lse": kept[1], "d_out": d_out, "d_lse": d_lse, "dq": dq, "dk": dk, "dv": dv}
+        if new:
+            compiled_together(launches, values)
+            known.backward[key] = found
         with current(q):
             for launch in launches:
                 launch(values)
             if self.param_gradients is None:
                 return dq, dk, dv
-            pairs: dict[str, Any] = {}
-            if self.pair_launches is not None:
-                pairs = known.pairs.get(key, {})
-                if not pairs:
-                    pairs = known.pairs[key] = self.pair_launches(known, strides, q, k, v, d_out, *call.given)
-            return dq, dk, dv, *self.param_gradients(known, values, pairs, needed, *call.given)
+            return dq, dk, dv, *self.param_gradients(known, values, pairs, needed, *given)

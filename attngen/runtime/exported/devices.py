@@ -55,7 +55,7 @@ def multiprocessors(device: torch.device) -> int:
 
 def near(x: Tensor) -> Tensor:
     """`x` if its rows are contiguous and less than 2**23 elements apart, else a copy."""
-    return x if x.stride(3) == 1 and x.stride(2) < 2**23 else x.contiguous()
+    return x if (strides := x.stride())[3] == 1 and strides[2] < 2**23 else x.contiguous()
 
 
 def like(x: Tensor, cols: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

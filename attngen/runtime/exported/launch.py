@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-import operator
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -27,19 +27,21 @@ from . import KNOWN
 from .devices import padded
 
 NONE: dict[str, Any] = {}
+SAME = "what is the same in all calls"  # a key of `values`, which no parameter can be called
 WARMED: ContextVar[list[Any] | None] = ContextVar("kernels that launches compile and do not run", default=None)
 # Triton's interpreter changes `triton.language` for all threads while a kernel runs: there, kernels take turns.
 ONE_AT_A_TIME: Any = triton.__dict__.setdefault("_interpreter_turn", threading.RLock())
 
 
 class Launch:
-    """A kernel, and how calls of one layout launch it. It finds its parameters by name among a call's `values`.
+    """A kernel, and how calls of one layout launch it. It finds its parameters by name among a call's `values`, and
+    those that all calls share in `values[SAME]`.
 
     `options`: constants, of which the kernel may take some, and those of Triton, in small letters. `tiles`: rows of a
     tile, by tensor that a descriptor reads. `scalars`: more values. `buffers`: shapes and dtypes of what it allocates.
     `zeros`: shapes of float32 tensors to clear. `counters`: sizes of int32 counters for later kernels; `clears`: this
     kernel clears them. `names`: parameters that take a value of another name. `run`: launches the compiled kernel
-    again, without Triton's lookup.
+    with a call's values, without Triton's lookup.
     """
 
     def __init__(
@@ -56,60 +58,64 @@ class Launch:
         clears: bool = True,
         names: dict[str, str] = NONE,
     ) -> None:
-        self.kernel, self.tiles, self.buffers, self.zeros = kernel, tiles, buffers, zeros
+        self.kernel, self.tiles, n_counters = kernel, tiles, sum(counters.values())
+        cells = {"counters": ((n_counters,), torch.int32)} if counters else NONE
+        made: dict[str, Any] = {**buffers, **cells} if clears else buffers
+        # With strides, since `new_empty` takes longer.
+        self.buffers = [(x, n, [math.prod(n[i + 1 :]) for i in range(len(n))], dtype) for x, (n, dtype) in made.items()]
+        self.zeros = {**{x: (shape, torch.float32) for x, shape in zeros.items()}, **(NONE if clears else cells)}
         self.options = {x: value for x, value in options.items() if x in kernel.arg_names or x.islower()}
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
         self.counters = {x: sum([*counters.values()][:i]) for i, x in enumerate(counters)}  # where each begins
-        self.allocate: Any = torch.empty if clears else torch.zeros
-        self.scalars = {"counters": None, "n_counters": sum(counters.values()), **scalars}
+        self.scalars = {"counters": None, "n_counters": n_counters, **scalars}
         given = [x.removesuffix("_ptr").removesuffix("_desc") for x in kernel.arg_names if x not in options]
-        self.operands = operator.itemgetter(*[names.get(x, x) for x in given])
+        self.names: list[str] = [names.get(x) or x for x in given]
         self.places = {given.index(x): x for x in tiles}
         self.constants = [options[x] for x in kernel.arg_names if x in options]
-        self.run: Callable[[list[Any]], Any] | None = None
+        self.run: Callable[[dict[str, Any]], Any] | None = None
 
     def __call__(self, values: dict[str, Any]) -> None:
         values.update(self.scalars)
-        for name, (shape, dtype) in self.buffers.items():
-            values[name] = values["q"].new_empty(shape, dtype=dtype)
-        if self.zeros:
-            values |= {name: values["q"].new_zeros(x, dtype=torch.float32) for name, x in self.zeros.items()}
-        if self.counters:
-            count, device = self.scalars["n_counters"], values["q"].device
-            cells = values["counters"] = self.allocate(count, dtype=torch.int32, device=device)
-            for name, start in self.counters.items():
-                values[name] = cells[start:] if start else cells
-        operands = [*self.operands(values)]
+        for name, shape, strides, dtype in self.buffers:
+            values[name] = values["q"].new_empty_strided(shape, strides, dtype=dtype)
+        for name, (shape, dtype) in self.zeros.items():
+            values[name] = values["q"].new_zeros(shape, dtype=dtype)
+        for name, start in self.counters.items():
+            values[name] = values["counters"][start:] if start else values["counters"]
         watched: Any = knobs.runtime.launch_enter_hook  # a profiler's, which Triton calls at each launch
         if self.run is not None and not getattr(watched, "calls", watched):
-            self.run(operands)
+            self.run(values)
             return
+        operands = self.operands(values)
         for i, name in self.places.items():
             operands[i] = self.descriptor(name, operands[i])
-        self.launch(*operands)
+        compiled = self.launch(*operands)
+        if compiled is not None:  # as under the interpreter
+            self.run = direct(compiled, self, operands, {*values[SAME], *self.scalars})
 
-    def launch(self, *operands: Any) -> None:
+    def operands(self, values: dict[str, Any]) -> list[Any]:
+        return [values[x] if x in values else values[SAME][x] for x in self.names]
+
+    def launch(self, *operands: Any) -> Any:
         if (warmed := WARMED.get()) is not None:
             warmed.append(self.kernel.warmup(*operands, grid=self.grid, **self.options))
-            return
+            return None
         with nullcontext() if isinstance(self.kernel, triton.JITFunction) else ONE_AT_A_TIME:
-            compiled = self.kernel[self.grid](*operands, **self.options)
-        if compiled is not None:  # as under the interpreter
-            self.run = direct(compiled, self.grid, {i: operands[i] for i in self.places}, self.constants)
+            return self.kernel[self.grid](*operands, **self.options)
 
     def descriptor(self, name: str, x: Tensor) -> Any:
         """By which the copy engine reads tiles of `x`, or Triton's interpreter in its place."""
         return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, self.tiles[name], padded(x.shape[3])])
 
 
-def direct(
-    compiled: Any, grid: tuple[int, ...], tiles: dict[int, Any], constants: list[Any]
-) -> Callable[[list[Any]], Any] | None:
+def direct(compiled: Any, own: Launch, operands: list[Any], same: set[str]) -> Callable[[dict[str, Any]], Any] | None:
     """A function that calls the compiled launcher directly, since Triton's Python takes longer than the launch.
 
-    `tiles`: its descriptors, by operand; their encoded forms are kept by address. None if the release of Triton may
-    have other private names: then Triton launches the kernel, with new descriptors.
+    `operands`: those of a first call; encoded forms of descriptors among them are kept by address. `same`: names of
+    values that all calls share. None if the release of Triton may have other private names: then Triton launches the
+    kernel, with new descriptors.
     """
+    grid, constants, tiles = own.grid, own.constants, own.places
     launcher: Any = getattr(compiled, "run", None)
     metas: Any = [None]
     scratch = (
@@ -120,12 +126,26 @@ def direct(
     if KNOWN and type(launcher).__name__ == "CudaLauncher" and not scratch:
         metas = tiles and (getattr(compiled.metadata, "tensordesc_meta", None) or [None])
     if None in metas:
-        return None if tiles else lambda operands: compiled[grid](*operands, *constants)
+        return None if tiles else lambda values: compiled[grid](*own.operands(values), *constants)
     described: Any = vars(sys.modules[type(launcher).__module__])["make_tensordesc_arg"]
     more = [None] * (described.__code__.co_argcount - 2)
-    for tile in tiles.values():
-        tile.base = None  # so that the tensor can be freed
-    found = [(i, tile, meta, {}) for (i, tile), meta in zip(sorted(tiles.items()), metas, strict=False)]
+    # The launcher's operands, of which each call fills in tensors and numbers, and descriptors: each takes many places.
+    whole: list[Any] = []
+    filled: list[tuple[int, str]] = []
+    encoded: list[tuple[slice, str, Any, Any, dict[int, list[Any]]]] = []
+    for i, (name, x) in enumerate(zip(own.names, operands, strict=True)):
+        at = len(whole)
+        if i in tiles:
+            meta = metas[len(encoded)]
+            whole += described(x, meta, *more)
+            encoded.append((slice(at, len(whole)), name, x, meta, {}))
+            x.base = None  # so that the tensor can be freed
+        elif name in same and not isinstance(x, Tensor):
+            whole.append(x)
+        else:
+            whole.append(None)
+            filled.append((at, name))
+    whole += constants
     active: Any = driver.active
     begin = compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl
     unused, watched = (None, None), (compiled.packed_metadata, None, None, None)
@@ -137,16 +157,18 @@ def direct(
         begin = (*begin, *watched, *unused, launcher.arg_annotations, launcher.kernel_signature)
         launch = active.utils.launch
 
-    def run(operands: list[Any]) -> None:
-        for i, tile, meta, by_address in reversed(found):  # each becomes several operands
-            address = operands[i].data_ptr()
+    def run(values: dict[str, Any]) -> None:
+        operands = whole.copy()
+        for i, name in filled:
+            operands[i] = values[name]
+        for places, name, tile, meta, by_address in encoded:
+            address = values[name].data_ptr()
             parts = by_address.get(address)
             if parts is None:
                 if len(by_address) >= 256:
                     by_address.clear()
-                parts = by_address[address] = described(replace(tile, base=operands[i]), meta, *more)
-            operands[i : i + 1] = parts
-        operands += constants
+                parts = by_address[address] = described(replace(tile, base=values[name]), meta, *more)
+            operands[places] = parts
         stream = active.get_current_stream(active.get_current_device())
         launch(*grid, stream, *begin, *(operands if older else (operands,)))
 

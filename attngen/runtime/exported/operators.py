@@ -44,10 +44,6 @@ class Signature(NamedTuple):
     learned: tuple[int, ...] = ()
     smooth: tuple[int, ...] = ()
 
-    @property
-    def tensors(self) -> list[int]:
-        return [i for i, (_, kind) in enumerate(self.inputs) if kind.startswith("Tensor")]
-
     def schema(self) -> str:
         inputs = ", ".join(f"{kind} {name}" for name, kind in self.inputs)
         return f"({inputs}) -> ({', '.join('Tensor' for _ in self.results)})"
@@ -77,10 +73,13 @@ class Operator:
 
     def __init__(self, key: str, signature: Signature, computes: Computes, forward_only: bool) -> None:
         self.signature, self.computes = signature, computes
-        self.tensors, self.n_inputs = signature.tensors, len(signature.inputs)
+        tensors = [i for i, (_, kind) in enumerate(signature.inputs) if kind.startswith("Tensor")]
+        self.n_inputs = len(signature.inputs)
+        self.n_tensors, self.no_gradients = len(tensors), (None,) * (self.n_inputs - 3)
         # The inputs with tensors first, then numbers; and back.
-        order = [*self.tensors, *[i for i in range(self.n_inputs) if i not in self.tensors]]
+        order = [*tensors, *[i for i in range(self.n_inputs) if i not in tensors]]
         self.apart = operator.itemgetter(*order)
+        self.mixed = order != sorted(order)
         self.together = operator.itemgetter(*[order.index(i) for i in range(self.n_inputs)])
 
         def attend(*inputs: Any) -> Tensors:
@@ -114,36 +113,39 @@ class Operator:
         self.computes.refuse("a second derivative is not computed")
 
     def _save(self, ctx: Any, inputs: Tensors, output: Tensors) -> None:
-        apart = self.apart(inputs)
-        ctx.numbers = apart[len(self.tensors) :]
-        if len(output) > 2:
-            ctx.mark_non_differentiable(*(x for x in output[2:] if x is not None))
+        apart, n = self.apart(inputs), self.n_tensors
+        ctx.numbers = apart[n:]
+        if more := [x for x in output[2:] if x is not None]:
+            ctx.mark_non_differentiable(*more)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*apart[: len(self.tensors)], *output)
+        ctx.save_for_backward(*apart[:n], *output)
 
     def _differentiate(
         self, ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, *_: Any, saved: Tensors | None = None
     ) -> Tensors:
         found: Tensors = saved or ctx.saved_tensors
-        inputs = self.together((*found[: len(self.tensors)], *ctx.numbers))
-        kept = found[len(self.tensors) :]
+        inputs, kept = (*found[: self.n_tensors], *ctx.numbers), found[self.n_tensors :]
+        inputs = self.together(inputs) if self.mixed else inputs
         out = kept[0]
-        if len(kept) > 2:
-            kept = tuple([out.new_empty(0) if x is None else x for x in kept])
+        if kept[-1] is None:  # what only some calls save comes last
+            kept = (*kept[:-1], out.new_empty(0))
         d_out = torch.zeros_like(out) if d_out is None else d_out
         learned, smooth = self.signature.learned, self.signature.smooth
-        needed = [ctx.needs_input_grad[i] for i in learned] if learned else []
+        wants: tuple[bool, ...] = ctx.needs_input_grad
+        needed = list(map(wants.__getitem__, learned))
         # Outside the operator, autograd would take these for constants and return a wrong second derivative.
         if not (torch.is_grad_enabled() or out.is_meta) and unwatched(d_out, *inputs[:3]):
             found = self.computes.gradients(d_out, d_lse, inputs, kept, needed)
         else:
             refuse_tangents(self.computes.refuse, d_out, d_lse, *inputs[:3])
             found = self.differentiate(d_out, d_lse, *inputs, *kept, needed)
-        gradients: list[Any] = [*found[:3]] + [None] * (self.n_inputs - 3)
-        for i, total, wanted in zip(learned, found[3:], needed, strict=True):
-            gradients[i] = total.to(inputs[i].dtype) if wanted else None
+        if not (smooth or True in needed):
+            return *found[:3], *self.no_gradients
+        gradients: list[Any] = [*found[:3], *self.no_gradients]
+        for i, total in zip(learned, found[3:], strict=True):
+            gradients[i] = total.to(inputs[i].dtype) if wants[i] else None
         for i in smooth:
-            gradients[i] = torch.zeros_like(inputs[i]) if ctx.needs_input_grad[i] else None
+            gradients[i] = torch.zeros_like(inputs[i]) if wants[i] else None
         return tuple(gradients)
 
     def _direct(self) -> Callable[..., Any]:
@@ -152,13 +154,15 @@ class Operator:
 
         class Direct(torch.autograd.Function):
             @staticmethod
-            def forward(ctx: Any, *inputs: Any) -> Tensors:  # pyright: ignore[reportIncompatibleMethodOverride]
+            def forward(ctx: Any, *given: Any) -> Tensors:  # pyright: ignore[reportIncompatibleMethodOverride]
+                inputs = given[:-1]
+
                 def learn(*output: Any) -> None:
-                    op._save(ctx, inputs[:-1], output)
+                    op._save(ctx, inputs, output)
                     op._differentiate(ctx, torch.empty_like(output[0]), None, saved=ctx.to_save)
 
-                output = op.computes.attend(inputs[:-1], inputs[-1], learn)
-                op._save(ctx, inputs[:-1], output)
+                output = op.computes.attend(inputs, given[-1], learn)
+                op._save(ctx, inputs, output)
                 return output
 
             @staticmethod

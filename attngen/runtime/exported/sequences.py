@@ -16,7 +16,7 @@ from torch import Tensor
 from .arguments import in_autocast, is_int, scale_number, scaled, stand_in
 from .attention import Attention, Backward, Layout
 from .devices import alignment, chip, current, layout_of, like, padded, strided, strides_of
-from .launch import compiled_together
+from .launch import SAME, compiled_together
 from .operators import FINISHED, Operator
 from .tables import tiles_by_chip
 from .watched import hidden, unwatched
@@ -346,31 +346,32 @@ class Sequences:
             more: dict[str, Any] = {"n_sequences": count, "align": alignment(strides), "key": key}
             self.laid_out[key] = known, {**known.values, **strides, **more}
         known, same = self.laid_out[key]
-        return known, {**same, **tensors, **bounds}
+        return known, {**a.values_of(same, inputs), **tensors, **bounds}
 
     def attend(self, inputs: tuple[Any, ...], known: Any = None, learn: Callable[..., Any] | None = None) -> Any:
         """`learn`: the backward pass of its results, whose kernels are compiled at the same time."""
-        a, call = self.attention, self.attention.unpacked(inputs)
-        *ends, packed = call.bounds
-        q, k, v = (contiguous_rows(x) for x in inputs[:3])
+        a, precise = self.attention, self.attention.rounds and inputs[self.attention.at_precise]
+        *ends, packed = inputs[-5:]
+        inputs = (*[contiguous_rows(x) for x in inputs[:3]], *inputs[3:])
+        q, k, v = inputs[:3]
         if (results := FINISHED.get()) is not None:
-            return a.saved(q, call.precise, results)
+            return a.saved(q, precise, results)
         bounds = dict(zip(BOUNDS, ends, strict=True))
-        found = self.results_of(q, v, call.precise, packed)
+        found = self.results_of(q, v, precise, packed)
         kept = tuple(found[name] for name in a.kept)
         out = found["out"]
         if out.numel():
             layout, values = self.values(inputs, {"out": out, "q": q, "k": k, "v": v}, packed, bounds)
-            if a.rounds and not call.precise:
+            if a.rounds and not precise:
                 found["rest"] = out
-            values |= {**found, **a.values_of(call)}
-            key = "forward", values["key"], *a.deciding(call), call.precise
+            values.update(found)
+            key = "forward", values[SAME]["key"], *a.deciding(inputs), precise
             if key not in layout.sequences:
                 ahead = learn and functools.partial(learn, *kept)
                 count = layout.shape[0]
                 tensors = (strided(x, count, packed) for x in (q, k, v, out))
-                precise = (call.precise,) if a.rounds else ()
-                launches = self.forward_launches(layout, *tensors, values["align"], packed, *precise)
+                more = (precise,) if a.rounds else ()
+                launches = self.forward_launches(layout, *tensors, values[SAME]["align"], packed, *more)
                 layout.sequences[key] = compiled_together(launches, values, ahead)
             with current(q):
                 for launch in layout.sequences[key]:
@@ -388,8 +389,8 @@ class Sequences:
         return found
 
     def empty_results(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        call = self.attention.unpacked(inputs)
-        found = self.results_of(inputs[0], inputs[2], call.precise, call.bounds[-1])
+        precise = self.attention.rounds and inputs[self.attention.at_precise]
+        found = self.results_of(inputs[0], inputs[2], precise, inputs[-1])
         named = [found[name] for name in self.attention.kept]
         return tuple(inputs[0].new_empty(0) if x is None else x for x in named)
 
@@ -412,22 +413,22 @@ class Sequences:
         self, d_out: Tensor, d_lse: Any, inputs: tuple[Any, ...], kept: tuple[Tensor, ...], needed: list[bool]
     ) -> tuple[Any, ...]:
         """The gradients of q, k, v, and of params that learn."""
-        a, call = self.attention, self.attention.unpacked(inputs)
-        *ends, packed = call.bounds
+        a = self.attention
+        *ends, packed = inputs[-5:]
         dq, dk, dv = (result_like(x, x.shape[-1], packed) for x in inputs[:3])
         out, d_out, q, k, v = (contiguous_rows(x) for x in (kept[0], d_out, *inputs[:3]))
-        kept = (out, *kept[1:])
+        kept, inputs = (out, *kept[1:]), (q, k, v, *inputs[3:])
         totals = a.totals(inputs, needed, torch.zeros_like)
         if not (q.numel() and (k.numel() or a.sums_of_none)):
             return dq.zero_(), dk.zero_(), dv.zero_(), *totals
-        usual = 1e-18 < call.scale < 1e18  # so that log-sum-exps can be divided by it
+        usual = 1e-18 < inputs[a.at_scale] < 1e18  # so that log-sum-exps can be divided by it
         d_lse = d_lse if d_lse is None else d_lse.contiguous()
         asked = Backward(d_lse is not None, a.rounds and kept[-1].numel() > 0, (*needed,), usual)
         tensors = {"out": out, "d_out": d_out, "dq": dq, "dk": dk, "dv": dv, "q": q, "k": k, "v": v}
         known, values = self.values(inputs, tensors, packed, dict(zip(BOUNDS, ends, strict=True)))
-        values |= {**dict(zip(a.kept, kept, strict=True)), "natural_lse": kept[1], "d_lse": d_lse, **a.values_of(call)}
+        values.update(zip(a.kept, kept, strict=True), natural_lse=kept[1], d_lse=d_lse)
         key = (
-            *("backward", values["key"], *a.deciding(call), asked),
+            *("backward", values[SAME]["key"], *a.deciding(inputs), asked),
             d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16),
             *(x.data_ptr() % 16 for x in kept[1:]),
         )
@@ -435,7 +436,7 @@ class Sequences:
             assert self.backward_launches is not None
             count = known.shape[0]
             operands = (strided(x, count, packed) for x in (q, k, v, d_out, dk, dv))
-            launches = self.backward_launches(known, *operands, values["align"], packed, asked)
+            launches = self.backward_launches(known, *operands, values[SAME]["align"], packed, asked)
             known.sequences[key] = compiled_together(launches, values)
         with current(q):
             for launch in known.sequences[key]:

@@ -15,6 +15,8 @@ from torch.autograd import forward_ad
 FUNCTORCH: Any = getattr(torch._C, "_functorch", None)
 FAKE: Any = getattr(getattr(torch, "_subclasses", None), "FakeTensor", ())
 PLAIN = (Tensor, torch.nn.Parameter)
+# Asked first, since a device's type is a string that PyTorch makes anew each time.
+any_autocast: Any = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 HAS_PRIVATE_NAMES = all(  # else every call goes through the operator
     hasattr(owner, name)
     for owner, names in (
