@@ -1012,7 +1012,7 @@ def _load_backward_tiles(q_desc, k_desc, v_desc, d_out_desc, item, rings, work, 
             first, stop, _full_lo, _full_hi = _query_runs(tile, batch, work, call, config, 0)
             n_steps = stop - first
             for step in range(n_steps):
-                q0 = items.tile_of_step(step, first, stop, back) * config.BQ
+                q0 = items.tile_of_step(step, first, stop, back, config.BACKWARDS) * config.BQ
                 place = sm90.acquire(rings.q, turn)
                 ready = rings.q.ready.index(place)
                 mbarrier.expect(ready, q_desc.block_type.nbytes + work.terms_desc.block_type.nbytes)
@@ -1069,7 +1069,7 @@ def _await_parts(item, rings, adding, work, call, config: gl.constexpr):
             place = batch
             first, stop, _full_lo, _full_hi = _query_runs(tile, batch, work, call, config, 0)
             for step in range(stop - first):
-                at = items.tile_of_step(step, first, stop, back)
+                at = items.tile_of_step(step, first, stop, back, config.BACKWARDS)
                 sm90.await_room(adding.noted, turn)
                 if _meets_before(order, back, place, at, n_tiles, work, call, config):
                     sm90.await_parts(cells + at, _parts_before(order, back, place, at, n_tiles, work))
@@ -1092,7 +1092,7 @@ def _note_parts(item, rings, adding, work, call, config: gl.constexpr):
             first, stop, _full_lo, _full_hi = _query_runs(tile, batch, work, call, config, 0)
             for step in range(stop - first):
                 sm90.await_step(adding.added, turn)
-                sm90.note_parts(cells + items.tile_of_step(step, first, stop, back), order + 1)
+                sm90.note_parts(cells + items.tile_of_step(step, first, stop, back, config.BACKWARDS), order + 1)
                 sm90.tell_step(adding.noted, turn)
                 turn += 1
         item = sm90.next_item(rings.notes, round, 1)
@@ -1114,7 +1114,7 @@ def _add_dq_tiles(item, rings, adding, work, call, config: gl.constexpr):
             place = batch
             first, stop, _full_lo, _full_hi = _query_runs(tile, batch, work, call, config, 0)
             for step in range(stop - first):
-                at = items.tile_of_step(step, first, stop, back)
+                at = items.tile_of_step(step, first, stop, back, config.BACKWARDS)
                 part = (batch * tl.cast(call.Hq, gl.int64) + head) * ((call.Sq + config.BQ - 1) // config.BQ) + at
                 sm90.add_dq_tile(part, _meets_before(order, back, place, at, n_tiles, work, call, config), turn, rings,
                     adding, work, config)
@@ -1214,7 +1214,7 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
             terms = (Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term)
             held = (batch, head, kv_head, k0, k_idx)
             for step in range(begin, after):
-                at = items.tile_of_step(step, first, stop, back)
+                at = items.tile_of_step(step, first, stop, back, config.BACKWARDS)
                 dk, dv = _differentiate_tile(dk, dv, turn, at, (at < own_full_lo) | (own_full_hi <= at), rings, held,
                     terms, call, config, PART)
                 turn += 1
