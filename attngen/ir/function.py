@@ -54,7 +54,7 @@ def inlined(function: Function) -> tuple[Expr, ...]:
         found = tuple(substitute(e, values) for e in given)
         names = (step.name,) if isinstance(step, Assigned) else step.names
         if isinstance(step, Called):
-            params = dict(zip(step.function.params, found, strict=True))
+            params: dict[Expr, Expr] = dict(zip(step.function.params, found, strict=True))
             found = tuple(substitute(e, params) for e in inlined(step.function))
         values |= {Symbol(name, e.type): e for name, e in zip(names, found, strict=True)}
     return tuple(substitute(e, values) for e in function.results)

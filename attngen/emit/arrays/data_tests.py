@@ -21,7 +21,7 @@ _SIGNS = {Op.LE: "<=", Op.EQ: "=="}
 
 def answers(least: str, most: str, low: str, high: str) -> Mapping[str, tuple[str, str]]:
     """`least` … `most` are the extremes here, `low` … `high` those there."""
-    names = {index(own): given for own, given in (("least", least), ("most", most), ("low", low), ("high", high))}
+    names: dict[Expr, str] = {index("least"): least, index("most"): most, index("low"): low, index("high"): high}
 
     def text(name: str, test: int) -> str:
         (found,) = inlined(tests().of(name, TEST=test))

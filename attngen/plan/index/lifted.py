@@ -212,9 +212,11 @@ def _defines(node: ast.stmt, name: str) -> bool:
 def _is_condition(node: ast.AST, function: ast.FunctionDef) -> bool:
     """Whether the function chooses by this value."""
     for n in ast.walk(function):
-        if isinstance(n, ast.BinOp) and isinstance(n.op, ast.BitAnd | ast.BitOr) and node in (n.left, n.right):
-            return not any(isinstance(side, ast.Constant) for side in (n.left, n.right))  # else the bits of an int
-        is_where = isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "where"
-        if is_where and n.args[0] is node:
-            return True
+        match n:
+            case ast.BinOp(left=left, op=ast.BitAnd() | ast.BitOr(), right=right) if node in (left, right):
+                return not isinstance(right, ast.Constant)  # else the bits of an int
+            case ast.Call(func=ast.Attribute(attr="where"), args=[condition, *_]) if condition is node:
+                return True
+            case _:
+                pass
     return False

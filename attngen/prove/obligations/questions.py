@@ -5,7 +5,7 @@ Divisors may be unknowns: each quotient is an unknown with its definition, q * c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
@@ -126,7 +126,7 @@ class Run:
 
 
 @contextmanager
-def _shown(asked: Questions, shown: bool) -> Iterator[None]:
+def _shown(asked: Questions, shown: bool) -> Generator[None]:
     before, asked.shown = asked.shown, shown
     yield
     asked.shown = before
