@@ -8,7 +8,7 @@ at any other: what the prover cannot execute, it must not pass over.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 from attngen.errors import InternalError
@@ -49,14 +49,19 @@ _PROGRAM = {"program_id": "program", "num_programs": "programs"}
 
 def constants(text: str) -> dict[str, tuple[str, ...]]:
     """The functions of a module by name, and the flags of each: its params that are constants."""
-    functions = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)]
-    return {n.name: tuple(a.arg for a in n.args.args if a.annotation is not None) for n in functions}
+    found = _functions(text).items()
+    return {name: tuple(a.arg for a in n.args.args if a.annotation is not None) for name, n in found}
+
+
+@cache
+def _functions(text: str) -> Mapping[str, ast.FunctionDef]:
+    return {n.name: n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
 
 
 @cache
 def lifted(text: str, name: str, flags: tuple[tuple[str, int], ...] = ()) -> Function:
     """The function as it is for these flags."""
-    found = {n.name: n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
+    found = _functions(text)
     if name not in found:
         raise InternalError(f"the runtime has no function {name}")
     return _Lift(text, found[name], dict(flags)).function()
@@ -69,7 +74,7 @@ class _Lift:
         self.text, self.node, self.flags = text, node, flags
         self.params = [a.arg for a in node.args.args if a.arg not in flags]
         self.names: dict[str, Expr] = {name: index(name) for name in self.params}
-        self.conditions = {n.id for n in ast.walk(node) if _is_condition(n, node) and isinstance(n, ast.Name)}
+        self.conditions = {n.id for n in _conditions(node) if isinstance(n, ast.Name)}
         self.names |= {name: Symbol(name, Type.BOOL) for name in self.conditions if name in self.names}
         self.bound = set(self.params)
         self.body: list[Assigned | Called] = []
@@ -126,8 +131,8 @@ class _Lift:
     def called(self, call: ast.Call) -> tuple[Function, tuple[Expr, ...]]:
         if not isinstance(call.func, ast.Name) or call.keywords:
             raise self.unknown(call)
-        other = next((n for n in ast.parse(self.text).body if _defines(n, call.func.id)), None)
-        if not isinstance(other, ast.FunctionDef):
+        other = _functions(self.text).get(call.func.id)
+        if other is None:
             raise self.unknown(call)
         flags: dict[str, int] = {}
         args: list[Expr] = []
@@ -205,18 +210,15 @@ class _Lift:
         return InternalError(f"{self.node.name} of the runtime cannot be executed: {ast.unparse(node)[:80]}")
 
 
-def _defines(node: ast.stmt, name: str) -> bool:
-    return isinstance(node, ast.FunctionDef) and node.name == name
-
-
-def _is_condition(node: ast.AST, function: ast.FunctionDef) -> bool:
-    """Whether the function chooses by this value."""
+def _conditions(function: ast.FunctionDef) -> Iterator[ast.expr]:
+    """The values by which the function chooses."""
     for n in ast.walk(function):
         match n:
-            case ast.BinOp(left=left, op=ast.BitAnd() | ast.BitOr(), right=right) if node in (left, right):
-                return not isinstance(right, ast.Constant)  # else the bits of an int
-            case ast.Call(func=ast.Attribute(attr="where"), args=[condition, *_]) if condition is node:
-                return True
+            case ast.BinOp(left=left, op=ast.BitAnd() | ast.BitOr(), right=right) if not isinstance(
+                right, ast.Constant
+            ):
+                yield from (left, right)
+            case ast.Call(func=ast.Attribute(attr="where"), args=[condition, *_]):
+                yield condition
             case _:
                 pass
-    return False

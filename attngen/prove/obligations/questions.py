@@ -44,13 +44,23 @@ class Questions:
         self.answer: Answer = Holds()
         self.quotients: list[tuple[Term, Term, Term]] = []
         self.shown = False
+        self._told: tuple[int, Term | None] = 0, None
 
     def show(self, *conclusions: Term) -> None:
         """Asks for each, one after the other, unless that was `shown`; each is a premise of those after it."""
         for conclusion in conclusions:
             if isinstance(self.answer, Holds) and not self.shown:
-                self.answer = self.context.ask_core(self.known, conclusion, self.work)
+                self.answer = self.context.ask_core([self._all_known()], conclusion, self.work)
             self.known.append(conclusion)
+
+    def _all_known(self) -> Term:
+        """What is known, as one term, to which what is new is added: each question would hand all of it over again."""
+        count, term = self._told
+        new = self.known[count:]
+        if new:
+            term = self.context.every(*(() if term is None else (term,)), *new)
+            self._told = len(self.known), term
+        return term
 
     def follows(self, conclusion: Term, *reasons: Term, kept: bool = True) -> None:
         """Asks for the reasons, and then what follows of them alone: among all that is known z3 would not find it.

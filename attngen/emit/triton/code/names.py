@@ -13,8 +13,8 @@ _LINES = frozenset({
     "exponent", "flat", "holds", "inside", "inv_den", "inv_keep", "k_safe", "key_counts", "key_tiles", "largest",
     "last", "lists", "n_full", "n_walked", "natural_lse", "needed", "num_stages", "own_first", "own_stop", "pairs",
     "precise", "q_safe", "query_counts", "query_tiles", "queue", "row_ref", "scaled_lse", "seed", "seed_ptr",
-    "share", "side", "slope_p", "terms_desc", "threshold", "together", "turned", "unit", "usual", "wrong", "ALL_BATCHES", "ALL_HEADS",
-    "PIPELINED", "SCHEDULE",
+    "share", "side", "slope_p", "terms_desc", "threshold", "together", "turned", "unit", "usual", "wrong",
+    "ALL_BATCHES", "ALL_HEADS", "PIPELINED", "SCHEDULE",
 })  # fmt: skip
 """What the lines bind that are not in templates: kernels' code, launches, param gradients and checks."""
 
