@@ -95,21 +95,22 @@ def run_as_python(text: str, program: SimpleNamespace) -> dict[str, Any]:
     return {n.name: names[n.name] for n in body}
 
 
-def wrong_functions(text: str) -> str:
+def wrong_functions(text: str, *, inside: bool = True) -> str:
+    """`inside`: whether kernels also take all batches of a head side by side."""
     program = SimpleNamespace(id=0, count=0)
     f = run_as_python(text, program)
     try:
-        return _wrong_items(f, program) or _wrong_readers(f) or _wrong_queue(f) or _wrong_sums(f)
+        return _wrong_items(f, program, inside) or _wrong_readers(f) or _wrong_queue(f) or _wrong_sums(f)
     except ZeroDivisionError as error:
         return repr(error)
 
 
-def _wrong_items(f: dict[str, Any], program: SimpleNamespace) -> str:
+def _wrong_items(f: dict[str, Any], program: SimpleNamespace, inside: bool) -> str:
     for n_tiles, batches, heads, together in product((1, 2, 3), (1, 2, 3), (1, 2, 5), (1, 2, 4)):
         program.count = count = n_tiles * batches * heads
         sized = n_tiles, heads, together
         calls = [
-            *(("tile_of_item", (count, *sized, *flags)) for flags in product((False, True), repeat=2)),
+            *(("tile_of_item", (count, *sized, *flags)) for flags in product((False, True), {False, inside})),
             *(("tile_of_program", (count, *sized, late)) for late in (False, True)),
             *(("busy_tiles_first", (n_tiles, heads, late)) for late in (False, True)),
             ("head_after_head", (n_tiles, heads)),

@@ -107,8 +107,8 @@ def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str
         case "hopper":
             return wrong_hopper(attention, plan)
         case "functions":
-            assert plan.gpu_walks is not None
-            return wrong_functions(plan.gpu_walks.index.text)
+            assert plan.gpu_walks is not None and plan.hopper is not None and plan.hopper.forward is not None
+            return wrong_functions(plan.gpu_walks.index.text, inside=plan.hopper.forward.batches_inside)
         case "turns":
             return wrong_turns(plan)
         case "lists":

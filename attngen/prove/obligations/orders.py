@@ -34,7 +34,7 @@ def _order_answer(context: SolverContext, f: Function, work: Work) -> Answer:
 
     def item(name: str, shown: bool) -> Names:
         """What the steps bind for an item, each shown to be inside its bounds. `shown`: as it is of any other."""
-        number, before = context.free(f"item of {name}"), len(asked.quotients)
+        number, before = asked.fresh(f"item of {name}"), len(asked.quotients)
         asked.known += [number >= 0, number < tiles * heads]
         with asked.as_any(shown):
             run = asked.run(f, {**asked.sizes, "item": number}, name)
@@ -112,7 +112,7 @@ def neighbour_answer(context: SolverContext, tile_in_order: Function, before: Fu
     def ask() -> Answer:
         asked = Questions(context, ("n_tiles",), work)
         n_tiles = asked.sizes["n_tiles"]
-        one, other = context.free("order"), context.free("other order")
+        one, other = asked.fresh("order"), asked.fresh("other order")
         asked.known += [x for at in (one, other) for x in (at >= 0, at < n_tiles)]
         for back in (FALSE, TRUE) if dict(before.flags)["BACKWARDS"] else (FALSE,):
             way: Names = {**asked.sizes, "back": context.term(back, {})}
@@ -147,7 +147,7 @@ def readers_answer(context: SolverContext, kv_head_of: Function, query_head: Fun
                     asked.show(q == group)
             return found
 
-        head, own, member = (context.free(name) for name in ("head", "own head of keys", "member"))
+        head, own, member = (asked.fresh(name) for name in ("head", "own head of keys", "member"))
         asked.known += [head >= 0, head < n_heads, own >= 0, own < n_kv, member >= 0, member < group]
         kv_head = read(head, "one")
         for number in (kv_head, own):
@@ -182,7 +182,7 @@ class _Items(Questions):
     def item(self, name: str, *, shown: bool) -> Run:
         """What the function returns for an item, whose numbers are shown to be inside their bounds. `shown`: as those
         of any other are."""
-        item = self.context.free(f"item of {name}")
+        item = self.fresh(f"item of {name}")
         self.known += [item >= 0, item < self.n_items]
         counts = dict.fromkeys(("n_items", "n_programs", "programs"), self.n_items)
         args = {**self.sizes, **counts, **dict.fromkeys(("item", "program"), item)}
@@ -203,7 +203,7 @@ class _Items(Questions):
         item, sizes = given["item"], [self.sizes[size] for size in ("n_tiles", "n_batches", "n_heads")]
         self.show(given["n_tiles"] == sizes[0], given["n_heads"] == sizes[2], given["together"] >= 1)
         self.show(given["n_items"] == self.n_items, item >= 0, item < self.n_items)
-        found = [self.context.free(f"{what} of {name}") for what in ("tile", "batch", "head")]
+        found = [self.fresh(f"{what} of {name}") for what in ("tile", "batch", "head")]
         self.known += [x for at, size in zip(found, sizes, strict=True) for x in (at >= 0, at < size)]
         for other, theirs in self.calls:
             same = self.context.all_of([a == b for a, b in zip(found, theirs, strict=True)])
@@ -217,7 +217,7 @@ class _Items(Questions):
         self.rising({"n": heads}, {"n": self.heads}, "n", self.sizes["n_tiles"])
         self.show(given["n_tiles"] == self.sizes["n_tiles"], heads == self.heads, given["together"] >= 1)
         self.show(item >= 0, item < self.n_items)
-        first, order, head = found = [self.context.free(f"{what} of {name}") for what in ("first", "order", "head")]
+        first, order, head = found = [self.fresh(f"{what} of {name}") for what in ("first", "order", "head")]
         self.known += [order >= 0, order < self.sizes["n_tiles"], head >= 0, head < self.heads]
         self.known += [first >= 0, first <= head, head < first + given["together"]]
         for other, (their_first, their_order, their_head) in self.calls:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
+from attngen.errors import InternalError
 from attngen.ir.build import index
 from attngen.ir.function import Assigned, Function
-from attngen.ir.nodes import Apply, Expr, Op
+from attngen.ir.nodes import Apply, Expr, Op, Type
 from attngen.ir.walk import nodes, substitute
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Open, Term
@@ -44,7 +45,15 @@ class Questions:
         self.answer: Answer = Holds()
         self.quotients: list[tuple[Term, Term, Term]] = []
         self.shown = False
+        self.taken = {*self.sizes}
         self._told: tuple[int, Term | None] = 0, None
+
+    def fresh(self, name: str, type: Type = Type.INT) -> Term:
+        """An unknown of that name, of which nothing is known yet: two of one name would be one."""
+        if name in self.taken:
+            raise InternalError(f"two unknowns of a proof are called {name}")
+        self.taken.add(name)
+        return self.context.unknown(name, type)
 
     def show(self, *conclusions: Term) -> None:
         """Asks for each, one after the other, unless that was `shown`; each is a premise of those after it."""
@@ -108,7 +117,7 @@ class Questions:
         for step in f.body:
             if isinstance(step, Assigned):
                 value = self.value(step.value, found)
-                found[step.name] = self.context.unknown(f"{step.name} of {name}", step.value.type)
+                found[step.name] = self.fresh(f"`{step.name}` of {f.name}, {name}", step.value.type)
                 self.known.append(found[step.name] == value)
                 found[step.name] = (lemmas or {}).get(step.name, _same)(found[step.name])
                 continue
@@ -117,7 +126,7 @@ class Questions:
             if contract is not None:
                 results = contract(step.function, given)
             else:
-                results = self.run(step.function, given, f"{step.function.name} of {name}", contracts).results
+                results = self.run(step.function, given, f"called by {f.name}, {name}", contracts).results
             found |= zip(step.names, results, strict=True)
             found |= {bound: (lemmas or {}).get(bound, _same)(found[bound]) for bound in step.names}
         return Run(found, [self.value(e, found) for e in f.results])

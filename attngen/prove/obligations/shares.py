@@ -26,13 +26,13 @@ def members_answer(context: SolverContext, index: Index, work: Work) -> Answer:
 
     def ask() -> Answer:
         asked = _Members(context, work, shared, share_count)
-        one, other = (context.free(name) for name in ("one head of items", "another head of items"))
+        one, other = (asked.fresh(name) for name in ("one head of items", "another head of items"))
         found = [asked.visited(one, "one"), asked.visited(other, "other", shown=True)]
         (batch, kv_head, start, end), (same_batch, same_head, begin, stop) = found
         asked.known += [batch == same_batch, kv_head == same_head]
         asked.show(asked.named["kv_head_2 of one"] == asked.named["kv_head_2 of other"])
         asked.rising({"n": asked.named["share of one"]}, {"n": asked.named["share of other"]}, "n", asked.span)
-        member = context.free("member")
+        member = asked.fresh("member")
         inside = [start <= member, member < end, begin <= member, member < stop]
         asked.show(context.implies(context.all_of(inside), one == other))
         if not isinstance(asked.answer, Holds):
@@ -51,7 +51,7 @@ def _some_head(
 ) -> Answer:
     """Whether each member is visited by the head of items of the share whose number is its own by the span."""
     asked = _Members(context, work, members, share_count)
-    kv_head, member, share = (context.free(name) for name in ("head of keys", "member", "its share"))
+    kv_head, member, share = (asked.fresh(name) for name in ("head of keys", "member", "its share"))
     asked.known += [kv_head >= 0, kv_head < asked.n_kv, member >= 0, member < asked.group]
     asked.known += [share * asked.span <= member, member < share * asked.span + asked.span]
     for end in (context.number(0), asked.count):
@@ -73,9 +73,9 @@ def _alone(context: SolverContext, work: Work, members: Function) -> Answer:
     """Whether an item of each head of keys visits all members of its group, where groups have one share."""
     asked = Questions(context, ("group", "Hkv", "batches"), work)
     group, per_batch, batches = (asked.sizes[name] for name in ("group", "Hkv", "batches"))
-    head = context.free("head")
+    head = asked.fresh("head")
     asked.known += [head >= 0, head < batches * per_batch]
-    args = {"head": head, "Hq": group * per_batch, "Hkv": per_batch, "span": context.free("span")}
+    args = {"head": head, "Hq": group * per_batch, "Hkv": per_batch, "span": asked.fresh("span")}
 
     def its_group(found: Term) -> Term:
         asked.rising({"n": found}, {"n": group}, "n", per_batch)
@@ -156,7 +156,7 @@ def parts_answer(context: SolverContext, part_of: Function, work: Work) -> Answe
         heads, n_tiles = (asked.sizes[name] for name in ("heads", "n_tiles"))
 
         def item(name: str) -> tuple[Term, Term, Term]:
-            head, tile = context.free(f"{name} head"), context.free(f"{name} tile")
+            head, tile = asked.fresh(f"{name} head"), asked.fresh(f"{name} tile")
             asked.known += [head >= 0, head < heads, tile >= 0, tile < n_tiles]
             return head, tile, asked.run(part_of, {**asked.sizes, "head": head, "tile": tile}, name).results[0]
 
