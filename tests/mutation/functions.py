@@ -101,7 +101,7 @@ def wrong_functions(text: str, *, inside: bool = True) -> str:
     f = run_as_python(text, program)
     try:
         return _wrong_items(f, program, inside) or _wrong_readers(f) or _wrong_queue(f) or _wrong_sums(f)
-    except ZeroDivisionError as error:
+    except (TypeError, ZeroDivisionError) as error:  # as on a number that is not given
         return repr(error)
 
 

@@ -8,16 +8,19 @@ does not show them. Names that a function unpacks from a tuple, or counts with, 
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from typing import Any, cast
 
+_EMPTY_SECTION = re.compile(r"^# -{64} [^\n]+\n\n\n(?=# -{64} )", re.MULTILINE)
+"""The title of a section, with another title below it."""
 _LEAVES = frozenset({str, int, float, bool, bytes, complex, type(None), type(...)})
 """Of what a tree holds, the classes that are no nodes."""
 
 
 def pruned(source: str) -> str:
     """A whole file's `source`, without everything that nothing in it reads."""
-    return without_unused_imports(without_unused_definitions(without_unused(source)))
+    return _EMPTY_SECTION.sub("", without_unused_imports(without_unused_definitions(without_unused(source))))
 
 
 def without_unused(source: str) -> str:

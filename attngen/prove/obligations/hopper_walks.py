@@ -85,7 +85,7 @@ def _index(claims: WalkClaims) -> Index:
 
 
 def _items(claims: WalkClaims, name: str, f: Function) -> Claim:
-    return claims.claim(f"{name}, items", f"{name}: {ITEMS}", items_answer(claims.context(), f, claims.work))
+    return claims.claim(f"{name}, items", f"{name}: {ITEMS}", items_answer(claims.context(), f, claims.work.part()))
 
 
 def _limit(claims: WalkClaims, name: str, limit: Limit, loops: Loops) -> Claim:
@@ -144,10 +144,10 @@ def _turns(claims: WalkClaims, backward: HopperBackward, turns: Turns) -> Iterat
         f = index.of("tile_of_keys", BACKWARDS=back)
         sentence = f"Hopper backward, `{f}`: each item is a tile of a head, no two are the same, and those of a head "
         sentence += "rise with the order, and go one way"
-        yield claims.claim("Hopper backward, items", sentence, keys_answer(claims.context(), f, claims.work))
+        yield claims.claim("Hopper backward, items", sentence, keys_answer(claims.context(), f, claims.work.part()))
         before = index.of("tile_before", BACKWARDS=back)
         sentence = f"Hopper backward, `{before}`: the tile of the place before a tile's own in the order"
-        answer = neighbour_answer(claims.context(), tile_in_order, before, claims.work)
+        answer = neighbour_answer(claims.context(), tile_in_order, before, claims.work.part())
         yield claims.claim("Hopper backward, order", sentence, answer)
     if backward.lists is None:
         sentence = "Hopper backward: a tile of keys awaits the turn that the one before it in the order passes"
@@ -167,10 +167,10 @@ def _turns(claims: WalkClaims, backward: HopperBackward, turns: Turns) -> Iterat
 
 def _shares(claims: WalkClaims, index: Index) -> Iterator[Claim]:
     sentence = "Hopper backward: one head of items visits each query head that shares keys, and each of them visits one"
-    answer = members_answer(claims.context(), index, claims.work)
+    answer = members_answer(claims.context(), index, claims.work.part())
     yield claims.claim("Hopper backward, members", sentence, answer)
     sentence = "Hopper backward: the sums of each tile of keys of each share are written in one place, and added once"
-    answer = parts_answer(claims.context(), index.of("part_of"), claims.work)
+    answer = parts_answer(claims.context(), index.of("part_of"), claims.work.part())
     yield claims.claim("Hopper backward, parts", sentence, answer)
 
 

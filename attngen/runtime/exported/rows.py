@@ -11,6 +11,8 @@ from collections import namedtuple
 import triton
 import triton.language as tl
 
+from .items import head_of_share, part_of
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -308,6 +310,16 @@ def power_of(x, n):
     size = tl.exp2(tl.cast(n, tl.float32) * tl.log2(tl.abs(x)))
     size = tl.where(n == 0, 1.0, size)
     return tl.where(x < 0, tl.where(n % 2 != 0, -size, size), size)
+
+
+@triton.jit
+def added_parts(cells, kv_head, tile, n_tiles, shares, PART: tl.constexpr, WIDTH: tl.constexpr):
+    """The sum of the parts of all shares, in a fixed order, brought from the order of threads to that of rows."""
+    cells += tl.arange(0, 64 * WIDTH)
+    total = tl.zeros([64 * WIDTH], tl.float32)
+    for share in range(shares):
+        total += tl.load(cells + part_of(head_of_share(kv_head, share, shares), tile, n_tiles) * PART)
+    return tl.reshape(tl.permute(tl.reshape(total, [4, WIDTH // 8, 8, 4, 2, 2]), [0, 4, 2, 1, 3, 5]), [64, WIDTH])
 
 
 # ---------------------------------------------------------------- which tiles meet

@@ -48,7 +48,6 @@ __all__ = ["causal"]
 
 PRECISION = tl.constexpr("ieee")  # of float32 products; half precision is exact in the product
 
-
 # Sizes, and strides of params, for whose values Triton must not compile a kernel again.
 UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk']
 _Tiling = namedtuple("_Tiling", "D Dv BQ BK")  # compile-time sizes of a tile
@@ -106,9 +105,6 @@ def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
     full_lo = tl.minimum(tl.maximum(full_lo, any_lo), any_hi)
     full_hi = tl.minimum(tl.maximum(full_hi, full_lo), any_hi)
     return full_lo, full_hi, any_lo, any_hi
-
-
-# ---------------------------------------------------------------- helpers
 
 
 # ---------------------------------------------------------------- forward
@@ -1067,16 +1063,6 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
         round += 1
 
 
-@triton.jit
-def _added_parts(cells, kv_head, tile, n_tiles, shares, PART: tl.constexpr, WIDTH: tl.constexpr):
-    """The sum of the parts of all shares, in a fixed order, brought from the order of threads to that of rows."""
-    cells += tl.arange(0, 64 * WIDTH)
-    total = tl.zeros([64 * WIDTH], tl.float32)
-    for share in range(shares):
-        total += tl.load(cells + items.part_of(items.head_of_share(kv_head, share, shares), tile, n_tiles) * PART)
-    return tl.reshape(tl.permute(tl.reshape(total, [4, WIDTH // 8, 8, 4, 2, 2]), [0, 4, 2, 1, 3, 5]), [64, WIDTH])
-
-
 @triton.jit(do_not_specialize=["n_parts", "span", *UNSPECIALIZED])
 def _collect_kernel(
     dq_parts_ptr, added_ptr, dq_ptr, parts_ptr, dk_ptr, dv_ptr, n_parts, span, scale, Hq, Hkv, Sq, Sk, dq_strides,
@@ -1106,10 +1092,10 @@ def _collect_kernel(
         PART: tl.constexpr = 128 * (BLOCK_D + BLOCK_DV)
         cells = parts_ptr + half % 2 * (PART // 2)
         k0 = tile * BK + half % 2 * 64
-        dk = _added_parts(cells, kv_head, tile, n_tiles, shares, PART, BLOCK_D)
+        dk = rows.added_parts(cells, kv_head, tile, n_tiles, shares, PART, BLOCK_D)
         dk_rows = rows.of_head(dk_ptr, kv_head // Hkv, kv_head % Hkv, dk_strides, Sk, ALIGN)
         rows.store(dk_rows, dk, k0, D)
-        dv = _added_parts(cells + 64 * BLOCK_D, kv_head, tile, n_tiles, shares, PART, BLOCK_DV)
+        dv = rows.added_parts(cells + 64 * BLOCK_D, kv_head, tile, n_tiles, shares, PART, BLOCK_DV)
         dv_rows = rows.of_head(dv_ptr, kv_head // Hkv, kv_head % Hkv, dv_strides, Sk, ALIGN)
         rows.store(dv_rows, dv, k0, Dv)
 
@@ -1561,12 +1547,10 @@ TILES = """
     cpu                      | 4     | 16 32 64 128 256 | 64 64 4 1  | 64 64 4 1 | 64 64 4 1
 """
 
-# Register limits by (head dim rounded up, queries, keys, warps, stages of the forward tile), so that one more program
-# fits on a multiprocessor.
+# Register limits by (head dim, queries, keys, warps, stages of the forward tile): so one more program fits.
 REGISTERS: dict[tuple[int, ...], int] = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
 
-# Short queries: the most rows, keys and elements of a tile, warps, stages, programs that a multiprocessor runs at a
-# time.
+# Short queries: the most rows, keys and elements of a tile, warps, stages, programs of a multiprocessor at a time.
 SPLIT = """
     chips                    | bytes | rows, keys, elements, warps, stages, programs
     sm_80 sm_90 sm_100       | 2     | 64 128 8192 4 3 2

@@ -51,7 +51,6 @@ __all__ = ["documents"]
 
 PRECISION = tl.constexpr("ieee")  # of float32 products; half precision is exact in the product
 
-
 # Sizes, and strides of params, for whose values Triton must not compile a kernel again.
 UNSPECIALIZED = ['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0']
 _Tiling = namedtuple("_Tiling", "D Dv BQ BK")  # compile-time sizes of a tile
@@ -166,9 +165,6 @@ def _query_test0_kernel(
     place = (tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0), tl.num_programs(2))
     _query_test0(place, (query_test0_least_ptr, query_test0_most_ptr),
         (scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1), TILE)
-
-
-# ---------------------------------------------------------------- helpers
 
 
 # ---------------------------------------------------------------- forward
@@ -1245,16 +1241,6 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
         round += 1
 
 
-@triton.jit
-def _added_parts(cells, kv_head, tile, n_tiles, shares, PART: tl.constexpr, WIDTH: tl.constexpr):
-    """The sum of the parts of all shares, in a fixed order, brought from the order of threads to that of rows."""
-    cells += tl.arange(0, 64 * WIDTH)
-    total = tl.zeros([64 * WIDTH], tl.float32)
-    for share in range(shares):
-        total += tl.load(cells + items.part_of(items.head_of_share(kv_head, share, shares), tile, n_tiles) * PART)
-    return tl.reshape(tl.permute(tl.reshape(total, [4, WIDTH // 8, 8, 4, 2, 2]), [0, 4, 2, 1, 3, 5]), [64, WIDTH])
-
-
 @triton.jit(do_not_specialize=["n_parts", "span", *UNSPECIALIZED])
 def _collect_kernel(
     dq_parts_ptr, added_ptr, dq_ptr, parts_ptr, dk_ptr, dv_ptr, n_parts, span, scale, B, Hq, Hkv, Sq, Sk, ids_ptr,
@@ -1284,10 +1270,10 @@ def _collect_kernel(
         PART: tl.constexpr = 128 * (BLOCK_D + BLOCK_DV)
         cells = parts_ptr + half % 2 * (PART // 2)
         k0 = tile * BK + half % 2 * 64
-        dk = _added_parts(cells, kv_head, tile, n_tiles, shares, PART, BLOCK_D)
+        dk = rows.added_parts(cells, kv_head, tile, n_tiles, shares, PART, BLOCK_D)
         dk_rows = rows.of_head(dk_ptr, kv_head // Hkv, kv_head % Hkv, dk_strides, Sk, ALIGN)
         rows.store(dk_rows, dk, k0, D)
-        dv = _added_parts(cells + 64 * BLOCK_D, kv_head, tile, n_tiles, shares, PART, BLOCK_DV)
+        dv = rows.added_parts(cells + 64 * BLOCK_D, kv_head, tile, n_tiles, shares, PART, BLOCK_DV)
         dv_rows = rows.of_head(dv_ptr, kv_head // Hkv, kv_head % Hkv, dv_strides, Sk, ALIGN)
         rows.store(dv_rows, dv, k0, Dv)
 
@@ -1873,8 +1859,7 @@ TILES = """
     cpu                      | 4     | 16 32 64 128 256 | 64 64 4 1  | 64 64 4 1 | 64 64 4 1
 """
 
-# Register limits by (head dim rounded up, queries, keys, warps, stages of the forward tile), so that one more program
-# fits on a multiprocessor.
+# Register limits by (head dim, queries, keys, warps, stages of the forward tile): so one more program fits.
 REGISTERS: dict[tuple[int, ...], int] = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 168}
 
 # The forward kernel for compute capability 9.0, by head dims of (q and k, v), rounded up. PIPELINED: a warpgroup
