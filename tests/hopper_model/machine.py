@@ -383,7 +383,7 @@ def install(module: ModuleType, schedule: Schedule = USUAL) -> list[str]:
         if name.endswith("_kernel"):
             setattr(module, name, Kernel(name, names[name], list(x.arg_names), launched, schedule))
     ours = {id(x): names[name] for name, x in vars(module).items()}
-    for called in ("items", "ragged", "rows", "sm90"):
+    for called in {"items", "ragged", "rows", "sm90"} & {*vars(module)}:
         members = vars(getattr(module, called)).items()
         names[called] = SimpleNamespace(**{name: ours[id(x)] for name, x in members if not name.startswith("__")})
     changed: Any = module

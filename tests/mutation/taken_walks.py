@@ -196,7 +196,7 @@ def _half(part: HullPart, r: Random) -> str:
     for way in ("onwards", "backwards"):
         begin = _value(getattr(part.begin, way), names)
         end = _value(part.end, {**names, "begin": begin})
-        tiles = [_value(getattr(part.at, way), {**names, "step": step}) for step in range(stop - first)]
+        tiles = list(range(first, stop)) if way == "backwards" else list(reversed(range(first, stop)))
         mine = [t for t in range(own_first, own_stop) if first <= t < stop]
         if sorted(tiles) != list(range(first, stop)) or not 0 <= begin <= end <= len(tiles):
             return f"{way}, takes {tiles} of {first} … {stop - 1}, itself {begin} … {end - 1}"

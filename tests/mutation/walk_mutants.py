@@ -144,12 +144,11 @@ def _limits(limit: Limit) -> Iterator[tuple[str, Limit]]:
 
 
 def _parts(part: HullPart) -> Iterator[tuple[str, HullPart]]:
-    for field in ("at", "begin"):
-        value: Directed = getattr(part, field)
-        for way in ("onwards", "backwards"):
-            for what, e in _tile_edits(getattr(value, way)):
-                yield f"{field} {way}: {what}", replace(part, **{field: replace(value, **{way: e})})
-        yield f"{field}: ways exchanged", replace(part, **{field: Directed(value.backwards, value.onwards)})
+    value = part.begin
+    for way in ("onwards", "backwards"):
+        for what, e in _tile_edits(getattr(value, way)):
+            yield f"begin {way}: {what}", replace(part, begin=replace(value, **{way: e}))
+    yield "begin: ways exchanged", replace(part, begin=Directed(value.backwards, value.onwards))
     for field in ("bound", "cut"):
         for what, steps in _assigned(getattr(part, field)):
             yield what, replace(part, **{field: steps})

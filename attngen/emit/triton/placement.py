@@ -132,9 +132,7 @@ def one_file(own: str) -> str:
     early_text, early_imports = _printed(early, clash, titles=False)
     late_text, late_imports = _printed(late, clash, titles=True)
     used = {name: names for name, names in members.items() if names}
-    made = [f"{', '.join(used)} = ({', '.join(f'ModuleType({_quoted(name)})' for name in used)})"] if used else []
-    if len(used) == 1:
-        made = [f"{name} = ModuleType({_quoted(name)})" for name in used]
+    made = [f"{name} = ModuleType({_quoted(name)})" for name in used]
     for name, names in used.items():
         pairs = ", ".join(f"{n}={n}_" if n in clash else f"{n}={n}" for n in names)
         made += [

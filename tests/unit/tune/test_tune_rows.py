@@ -539,4 +539,4 @@ def test_tiles_of_keys_go_backwards_only_where_the_planner_lets_them(name: str, 
     edited = dataclasses.replace(row, backwards=True)
     tuned = TunedGpu("sm_90", 2, 128, dims=(128, 128), backward=edited)
     text = api.build(source, api.options(tuned=(tuned,))).source
-    assert (table(text, "HOPPER_BACKWARD")[128, 128] == edited.row) == ("gl.where(back, first + step" in text) == kept
+    assert (table(text, "HOPPER_BACKWARD")[128, 128] == edited.row) == ("config.BACKWARDS" in text) == kept
