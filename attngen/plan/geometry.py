@@ -20,17 +20,8 @@ START, STOP, TOTAL = index("start"), index("stop"), index("total")
 """What the call says of a sequence: its first row, and the row behind its last one; and how many rows a tensor has."""
 BEGIN = index("begin")
 """The first row, brought inside the tensor."""
-TILE, SEQUENCE, SEQUENCES = index("tile"), index("sequence"), index("n_sequences")
-"""Rows of a tile; a sequence's number, and how many there are."""
-OWN, TILES, OWN_TILES = index("own"), index("tiles"), index("own_tiles")
-"""A sequence, how many tiles another one has, and how many it has itself."""
-EARLIER, RANK, LEAST, MOST = index("earlier"), index("rank"), index("least"), index("most")
-"""Of the sequences listed before one: how many tiles they have, how many they are, and the fewest tiles of one; and the
-most tiles of one listed behind it."""
-ORDER = index("order")
-"""A tile's number among those of its sequence, in the order of the list."""
-SIZE, ROW = index("size"), index("start")
-"""How many rows a sequence has, and the first one of a tile."""
+TILE = index("tile")
+"""Rows of a tile."""
 
 
 class Kind(Enum):

@@ -15,9 +15,8 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
-_SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
+_SWAPPED: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mod, ast.Mod: ast.FloorDiv,
-    ast.Lt: ast.LtE,
 }  # fmt: skip
 _CALLS = {"minimum": "maximum", "maximum": "minimum"}
 
@@ -57,7 +56,7 @@ def _edits(at: ast.AST, function: ast.FunctionDef) -> Iterator[tuple[str, ast.ex
         yield from ((f"{ast.unparse(a)} alone", a) for a in at.args[1:])
     if isinstance(at, ast.BinOp) and type(at.op) in _SWAPPED:
         op = _SWAPPED[type(at.op)]()
-        yield f"another operation ({type(op).__name__})", ast.BinOp(at.left, op, at.right)  # type: ignore[arg-type]
+        yield f"another operation ({type(op).__name__})", ast.BinOp(at.left, op, at.right)
         yield from ((f"{ast.unparse(side)} alone", side) for side in (at.left, at.right))
         if not isinstance(at.op, ast.Add | ast.Mult):
             yield "sides exchanged", ast.BinOp(at.right, at.op, at.left)

@@ -8,29 +8,9 @@ import pytest
 
 from attngen import api
 from attngen.errors import Source
-from attngen.ir.build import add, apply, disjunction, floordiv, integer, maximum, minimum, mul, select, sub
+from attngen.ir.build import add, apply, disjunction, floordiv, index, integer, maximum, minimum, mul, select, sub
 from attngen.ir.nodes import Expr, Op
-from attngen.plan.geometry import (
-    BEGIN,
-    EARLIER,
-    GEOMETRIES,
-    LEAST,
-    MOST,
-    ORDER,
-    OWN,
-    OWN_TILES,
-    RANK,
-    ROW,
-    SEQUENCE,
-    SEQUENCES,
-    SIZE,
-    START,
-    STOP,
-    TILE,
-    TILES,
-    TOTAL,
-    Geometry,
-)
+from attngen.plan.geometry import BEGIN, GEOMETRIES, START, STOP, TILE, TOTAL, Geometry
 from attngen.plan.kernel import KernelPlan
 from attngen.prove.budget.work import Work
 from attngen.prove.obligations.sequences import sequence_claims
@@ -38,6 +18,9 @@ from attngen.prove.verdict import Proved, Refuted
 
 CLAIMS = ("rows", "slots", "list", "pairs", "copies")
 ONE = integer(1)
+SEQUENCE, SEQUENCES, OWN, TILES, OWN_TILES = map(index, ("sequence", "n_sequences", "own", "tiles", "own_tiles"))
+EARLIER, RANK, LEAST, MOST, ORDER = map(index, ("earlier", "rank", "least", "most", "order"))
+SIZE, ROW = index("size"), index("start")
 LENGTHS, PACKED = GEOMETRIES
 EVEN = apply(Op.EQ, apply(Op.MOD, RANK, integer(2)), integer(0))
 FIRST = add(add(EARLIER, ORDER), minimum(ORDER, MOST))

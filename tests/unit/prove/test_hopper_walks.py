@@ -167,6 +167,7 @@ FUNCTIONS = [
     ("items, heads of keys", "kv_head * group + member", "member * group + kv_head"),
     ("Hopper forward, items", "tile = n_tiles - 1 - order if LATE", "tile = 0 if LATE"),
     ("Hopper dK/dV, items", "head = i % n_heads", "head = i // n_heads"),
+    ("Hopper dQ, items", "n_programs - 1 - program if LATE", "n_programs - 1 + program if LATE"),
     ("Hopper backward, items", "tl.where(heads < 4 * together, heads, together)", "heads - together"),
     ("Hopper backward, order", "tl.where(back, tile + 1, before)", "tile + 1"),
     ("Hopper backward, order", "tl.where(back, n_tiles - 1 - order, order)", "order"),

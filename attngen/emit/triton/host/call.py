@@ -27,7 +27,6 @@ from attngen.plan.ints.facts import ScaleUse, scale_use
 from attngen.plan.kernel import KernelPlan
 
 Lines = tuple[str, ...]
-SIZE_LINES = ("B, Hq, Sq, D = q.shape", "Hkv, Sk, Dv = v.shape[1:]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.views import PlaceView
 from attngen.errors import UsageError
-from attngen.ir.nodes import Expr, Symbol
+from attngen.ir.nodes import Symbol
 from attngen.ir.walk import symbols
 from attngen.plan.kernel import KernelPlan
 
@@ -115,9 +115,3 @@ def refuse_sequences(plan: KernelPlan) -> None:
                 f"`{param.name}` has an element for each pair of a query and a key, which sequences of different "
                 "lengths do not share: only the dense geometry takes it"
             )
-
-
-def needs_batch(dims: tuple[Expr, ...]) -> bool:
-    """Whether a param has an element for each row of every sequence alike, which packed tensors cannot hold."""
-    rows = any(symbols(d) & {"Sq", "Sk"} for d in dims)
-    return rows and not any("B" in symbols(d) for d in dims)
