@@ -6,6 +6,7 @@ Takes paths, returns text; a file is written whole or not at all.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import stat
@@ -150,6 +151,22 @@ def _umask() -> int:
     mask = os.umask(0)  # reading it means setting it
     os.umask(mask)
     return mask
+
+
+def json_rows(value: Any, depth: int = 0) -> str:
+    """JSON for results: a line for each field of the whole, and for each row of such a field. Raises ValueError for a
+    float that JSON has not."""
+    if depth == 2 or not isinstance(value, dict | list) or not value:
+        return json.dumps(value, allow_nan=False)
+    margin = "\n" + " " * (depth + 1)
+    if isinstance(value, list):
+        rows = [json_rows(row, depth + 1) for row in cast("list[Any]", value)]
+        brackets = "[]"
+    else:
+        fields = cast("dict[str, Any]", value).items()
+        rows = [f"{json.dumps(name)}: {json_rows(field, depth + 1)}" for name, field in fields]
+        brackets = "{}"
+    return f"{brackets[0]}{margin}{f',{margin}'.join(rows)}{margin[:-1]}{brackets[1]}" + ("" if depth else "\n")
 
 
 def same_file(a: str, b: str) -> bool:

@@ -448,11 +448,13 @@ def on_ranks(rank: int, ranks: int, port: int, cells: list[Cell], args: Any, sha
 def write(path: str, results: dict[str, Any]) -> None:
     import torch
 
+    from attngen.files import json_rows
+
     before = json.loads(Path(path).read_text(encoding="utf-8"))["cells"] if Path(path).exists() else {}
     results = {**before, **{key: {**before.get(key, {}), **found} for key, found in results.items()}}
     machine = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, torch {torch.__version__}"
     report = {"machine": machine, "command": "python benchmarks/context.py run", "cells": results}
-    Path(path).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    Path(path).write_text(json_rows(report), encoding="utf-8")
 
 
 def run(args: Any) -> None:

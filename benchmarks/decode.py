@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attngen.bench.clock import sample, summary
+from attngen.files import json_rows
 
 HQ, HKV, D = 32, 8, 128
 TOLERANCE = 1e-2
@@ -305,7 +306,7 @@ def main() -> int:
             share = f", {c['of_copy']:.3f} of copy" if "of_copy" in c else ""
             print(f"{record['key']} {name}: {said}{share}", flush=True)
         if args.output:
-            args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            args.output.write_text(json_rows(result), encoding="utf-8")
     return int(failed)
 
 

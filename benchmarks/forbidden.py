@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import attngen
+from attngen.files import json_rows
 from attngen.runtime.loader import load
 
 SPECS = {
@@ -103,7 +104,7 @@ def main() -> None:
                 rows.append(measured(name, dim, length, tokens, width, device))
                 print(json.dumps(rows[-1]), flush=True)
     if options.output:
-        options.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        options.output.write_text(json_rows({"rows": rows}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import sys
 import time
@@ -24,6 +23,8 @@ import peers
 import torch
 import torch._functorch.config as functorch
 from cells import FULL_SIZE, Cell, Inputs, make_inputs, mask_mod, score_mod
+
+from attngen.files import json_rows
 
 CASES = (Cell("causal", 64, 128, 128, 128), Cell("causal", 128, 128, 128, 256), Cell("alibi", 64, 128, 128, 128))
 
@@ -146,7 +147,7 @@ def main() -> int:
             for r in found
         ]
         result = {"machine": torch.cuda.get_device_name(), "date": date, "torch": torch.__version__, "cases": rounded}
-        args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        args.output.write_text(json_rows(result), encoding="utf-8")
     return 0
 
 

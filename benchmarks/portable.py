@@ -27,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import attngen  # noqa: E402
+from attngen.files import json_rows  # noqa: E402
 
 SPEC = "attention causal\nmask = causal\n"
 
@@ -131,7 +132,7 @@ def main() -> None:
         result["cells"][target] = {name: round(value, 2) for name, value in cell.items()}
         print(target, json.dumps(result["cells"][target]))
     if not args.dry:
-        (HERE / "portable.json").write_text(json.dumps(result, indent=2) + "\n")
+        (HERE / "portable.json").write_text(json_rows(result), encoding="utf-8")
 
 
 def _processor() -> str:

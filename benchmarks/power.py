@@ -10,7 +10,6 @@ its highest clock (its power is a mean over a longer time, so that of `first` sa
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ import torch
 from cells import FULL_SIZE, Cell, make_inputs
 
 from attngen.bench.race import graph
+from attngen.files import json_rows
 
 DIMS = (64, 128)
 VARIANTS = ("causal", "full")
@@ -132,7 +132,7 @@ def main() -> int:
     if args.output:
         date = datetime.now(UTC).date().isoformat()
         result = {"machine": torch.cuda.get_device_name(), "date": date, "torch": torch.__version__, "power": found}
-        args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        args.output.write_text(json_rows(result), encoding="utf-8")
     return 0
 
 

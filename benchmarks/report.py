@@ -17,6 +17,7 @@ import saved  # noqa: F401  (puts this checkout's attngen on the path)
 
 from attngen.bench import verdict
 from attngen.bench.picture import LABELS
+from attngen.files import json_rows
 
 Result = dict[str, Any]
 CONTENDERS = ("attngen", "flex", "flex-flash", "cudnn", "sdpa", "fa4")
@@ -33,7 +34,7 @@ def write(path: Path, result: Result) -> None:
     """In one step: a run that is killed leaves the last whole file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".part")
-    draft.write_text(json.dumps(_strict(result), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    draft.write_text(json_rows(_strict(result)), encoding="utf-8")
     os.replace(draft, path)
 
 

@@ -186,8 +186,7 @@ def save(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     order = {job.key: i for i, job in enumerate(jobs())}
     kept = sorted((r for r in rows if key_of(r) in order), key=lambda r: order[key_of(r)])
     head = {"method": list(CAVEATS), "versions": dict(versions()), "heads": HEADS, "batch": 1, "dtype": "bf16"}
-    lines = ",\n".join("  " + json.dumps(row) for row in kept)
-    files.write(path, json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n{lines}\n ]\n}}\n')
+    files.write(path, files.json_rows({**head, "rows": kept}))
 
 
 def sweep(path: Path, keep: Path | None, workers: int, only: str) -> None:

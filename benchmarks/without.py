@@ -10,7 +10,6 @@ that throttles slows all of them alike. What the whole kernel takes is in the sa
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ import peers
 import torch
 from cells import FULL_SIZE, Cell, make_inputs
 
+from attngen.files import json_rows
 from attngen.runtime.loader import load
 
 Change = tuple[str, str]
@@ -129,7 +129,7 @@ def main() -> None:
     date = datetime.now(UTC).date().isoformat()
     record = {"machine": torch.cuda.get_device_name(), "date": date, "torch": torch.__version__, "without": found}
     if args.output is not None:
-        args.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        args.output.write_text(json_rows(record), encoding="utf-8")
 
 
 if __name__ == "__main__":

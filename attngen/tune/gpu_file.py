@@ -12,6 +12,7 @@ from dataclasses import MISSING, asdict, fields
 from typing import Any, get_type_hints
 
 from attngen.errors import Source, UsageError
+from attngen.files import json_rows
 from attngen.plan.chips import SHARED_MEMORY
 from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Schedule, Skeleton
 from attngen.plan.tiles.hopper_trials import KINDS, Row
@@ -27,7 +28,7 @@ TARGET = "triton"
 
 
 def dump(tunings: Sequence[Tuning]) -> str:
-    return json.dumps({"target": TARGET, "tunings": [_entry(t) for t in tunings]}, indent=1) + "\n"
+    return json_rows({"target": TARGET, "tunings": [_entry(t) for t in tunings]})
 
 
 def _entry(tuning: Tuning) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from attngen.errors import Source, UsageError
+from attngen.files import json_rows
 from attngen.tpu.compile import Compiled, Refused
 from attngen.tpu.estimate import estimate
 
@@ -133,7 +134,7 @@ def trials(
 
 def dump(tunings: Sequence[Tuning]) -> str:
     """JSON: one entry a key, with what it chose and what was tried."""
-    return json.dumps({"tunings": [_entry(t) for t in tunings]}, indent=1) + "\n"
+    return json_rows({"tunings": [_entry(t) for t in tunings]})
 
 
 def _entry(tuning: Tuning) -> dict[str, Any]:

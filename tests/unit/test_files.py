@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -97,3 +98,20 @@ def test_same_file_sees_through_links(tmp_path: Path) -> None:
     os.link(tmp_path / "a", tmp_path / "b")
     assert files.same_file(str(tmp_path / "a"), str(tmp_path / "b"))
     assert not files.same_file(str(tmp_path / "a"), str(tmp_path / "missing"))
+
+
+def test_results_have_a_row_a_line() -> None:
+    value = {
+        "machine": "a card",
+        "versions": {"torch": "2"},
+        "cells": [{"ms": [1.5, {"a": None}]}, {"ms": []}],
+        "none": [],
+    }
+    text = files.json_rows(value)
+    assert json.loads(text) == value
+    assert text.split("\n") == [
+        "{", ' "machine": "a card",', ' "versions": {', '  "torch": "2"', " },", ' "cells": [',
+        '  {"ms": [1.5, {"a": null}]},', '  {"ms": []}', " ],", ' "none": []', "}", "",
+    ]  # fmt: skip
+    with pytest.raises(ValueError):
+        files.json_rows({"ms": float("nan")})
