@@ -260,7 +260,7 @@ def main() -> None:
             table.clear()
         module._attention.ready.clear()
         if hasattr(module, "_sequences"):
-            module._sequences.laid_out.clear()
+            module._sequences.ready.clear()
         launches += recorded_launches(lambda: call_once(module, request))
     for call in request.calls[1:]:
         launches += recorded_launches(partial(forward, module, request, call))

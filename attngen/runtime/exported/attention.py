@@ -6,22 +6,18 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import API
 from .arguments import (
-    in_autocast,
     int_or_place,
-    scale_number,
-    scaled,
     seed_tensor,
     seems_turned,
     single,
@@ -29,10 +25,10 @@ from .arguments import (
     warn_of_rounding,
     whole_number,
 )
-from .devices import alignment, chip, current, layout_of, like, near, number_tensor, padded, strides_of
-from .launch import SAME, compiled_together
-from .operators import FINISHED, Operator, Signature, finished, refuse_tangents
-from .watched import any_autocast, unwatched
+from .calls import Calls, wants_gradient
+from .devices import chip, number_tensor
+from .launch import SAME
+from .operators import Signature, finished, refuse_tangents
 
 NUMBERS = (bool, int, float)
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -68,71 +64,10 @@ class Param:
         return "Tensor" if self.by_pointer else "SymInt" if self.either or self.kind == "int" else "bool"
 
 
-class Backward(NamedTuple):
-    """What launches of the backward pass depend on. `needed`: which params want a gradient; `usual`: whether
-    log-sum-exps can be divided by the scale; `precise`: whether what rounding took from out is known."""
-
-    has_d_lse: bool
-    precise: bool
-    needed: tuple[bool, ...]
-    usual: bool
-
-
-def wants_gradient(inputs: tuple[Any, ...], places: tuple[int, ...]) -> bool:
-    for i in places:
-        if inputs[i].requires_grad:
-            return torch.is_grad_enabled()
-    return False
-
-
-class Layout:
-    """What calls of one layout share: values, scalars that passed the checks, launches."""
-
-    def __init__(self, attention: Attention, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> None:
-        sizes = attention.sizes_of(q, v, tensors)
-        B, Hq, Sq, D = q.shape
-        Hkv, Sk, Dv = v.shape[1:]
-        bits = attention.longest_bits
-        if max(Sq, Sk) >= 2**bits:  # not in `check`: while tracing they may be symbols
-            found = f"sequences must be shorter than 2**{bits}, not {Sq} and {Sk}"
-            attention.refuse(f"{found}: positions are computed in 32 bits")
-        rows = near(q), near(k), near(v)
-        self.near = rows[0] is q and rows[1] is k and rows[2] is v
-        self.shape = B, Hq, Hkv, Sq, Sk, D, Dv
-        # Shapes and strides of the results.
-        self.out = like(q, Dv)
-        self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
-        strides = strides_of(q=rows[0].stride(), k=rows[1].stride(), v=rows[2].stride(), out=self.out[1])
-        self.values: dict[str, Any] = {**strides, **vars(sizes), "queue": None}
-        for p, x in zip(attention.ranked, tensors, strict=True):
-            repeated = x if p.shape is None else x.expand(p.shape(sizes))  # of sizes of 1, without a copy
-            self.values |= zip(p.strides, repeated.stride(), strict=True)
-        if attention.fetched is not None:
-            self.values["fetched"] = attention.fetched(*tensors)
-        self.constants: dict[str, Any] = {"D": D, "Dv": Dv, "ALIGN": alignment(strides)}
-        if attention.fast:
-            self.constants["FAST"] = q.element_size() == 2 and chip(q.device).startswith("sm_")
-        self.wide = {
-            "D": D,
-            "Dv": Dv,
-            "BLOCK_D": max(64, padded(D)),
-            "BLOCK_DV": max(64, padded(Dv)),
-            "FAST": True,
-            "num_warps": 4,
-        }
-        self.fits: set[Any] = set()
-        self.forward: dict[Any, Any] = {}
-        self.backward: dict[Any, Any] = {}
-        self.sequences: dict[Any, Any] = {}
-
-
-class Attention:
+class Attention(Calls):
     """Call it with (q, k, v, *params), scale, return_lse, dropout_seed and check.
 
-    `forward(known, q, k, v, out)` and `backward(known, strides, q, k, v, d_out, dq, dk, dv, asked)` return the launches
-    for calls of one layout; they are asked once, and the launches are kept and run again. `pairs` returns those of
-    kernels that gather a param's gradient over pairs, `gradients` the params' gradients. `check_params`, `check_sizes`
-    and `check_facts` raise what does not fit of params, of sizes, and of elements.
+    `check_params`, `check_sizes` and `check_facts` raise what does not fit of params, of sizes, and of elements.
 
     `saves`: results beside out and lse that the backward pass reads, `den` or `rest`. `scale`: see `scaled`;
     `positive`: kernels take a positive one. `fast`: kernels have the constant FAST. `only`: what `arch`, `head_dim` and
@@ -166,8 +101,6 @@ class Attention:
         if api != API:
             raise ImportError(f"{name} needs version {api} of attngen's runtime, and {__name__} is of version {API}")
         self.name, self.params, self.only = name, params, only or {}
-        self.forward_launches, self.backward_launches, self.pair_launches = forward, backward, pairs
-        self.param_gradients = gradients
         self.check_params, self.check_sizes, self.check_facts = check_params, check_sizes, check_facts
         self.fetched, self.scale_use, self.positive = fetched, scale, positive
         self.dropout, self.sums_of_none, self.fast, self.longest_bits = dropout, sums_of_none, fast, longest_bits
@@ -179,15 +112,12 @@ class Attention:
         self.at_scalars = tuple(3 + i for i, p in enumerate(params) if not p.strides)
         self.at_pointers = tuple(3 + i for i, p in enumerate(params) if p.by_pointer)
         self.at_learned = tuple(3 + i for i, p in enumerate(params) if p.learns)
-        self.ready: dict[tuple[Any, ...], Layout] = {}  # by layout of the tensors
         self.refusal: type[Exception] = ValueError  # an `attngen.Kernel` sets its own subclass
         self.caller = 5  # the stack level of warnings; an `attngen.Kernel` adds 2
         self.tensors_alone = not (self.at_scalars or dropout)
         self.at_scale = 3 + len(params)
         self.at_precise = self.at_scale + dropout + self.rounds  # of the operator's inputs, like those above
-        self.signature = self.signature_of(())
-        self.input_names = tuple(name for name, _ in self.signature.inputs)
-        self.operator = Operator(key, self.signature, self, backward is None)
+        super().__init__(self, key, forward, backward, gradients, pairs)
 
     def signature_of(self, bounds: tuple[tuple[str, str], ...]) -> Signature:
         """That of the operator, whose last inputs say where sequences are."""
@@ -213,58 +143,10 @@ class Attention:
         dropout_seed: Any = None,
         check: bool = False,
     ) -> Any:
-        q = operands[0]
         if check and self.check_facts is not None:
             self.facts_hold(operands, scale)
-        if any_autocast() and isinstance(q, Tensor) and not q.is_meta and torch.is_autocast_enabled(q.device.type):
-            q, k, v = (in_autocast(x, q.device.type) for x in operands[:3])
-            with torch.autocast(q.device.type, enabled=False):
-                return self((q, k, v, *operands[3:]), scale, return_lse, dropout_seed)
-        if scale is None:
-            try:
-                scale = q.shape[-1] ** -0.5
-            except (AttributeError, IndexError, ZeroDivisionError):
-                scale = 1.0  # `check` refuses this call
-        elif isinstance(scale, Tensor):
-            operands = self.check(operands, scale)
-            q, scale = scaled(self.refuse, operands[0], scale, self.scale_use)
-            operands = (q, *operands[1:])
-        elif type(scale) is not float or not abs(scale) < torch.inf:
-            scale = scale_number(self.refuse, scale)
-        known = fit = None
-        alone = unwatched(*self.all_tensors(operands, dropout_seed))
-        if alone:
-            known = self.ready.get(layout_of(*self.tensors(operands)))
-            fit = scale if self.tensors_alone else self.numbers(operands, scale)
-        if known is None or fit is None or fit not in known.fits:
-            operands = self.check(operands, scale)
-            if alone and not operands[0].is_meta:
-                known = known or self.layout(*self.tensors(operands))
-                if len(known.fits) >= 1024:
-                    known.fits.clear()
-                known.fits.add(fit)
-        if operands[0].dtype is torch.bfloat16 and operands[0].is_cpu:
-            # Triton's interpreter has no bfloat16 products, so it computes in float32.
-            operands = (*(x.float() for x in operands[:3]), *operands[3:])
-            out, lse = self(operands, scale, True, dropout_seed)
-            return (out.bfloat16(), lse) if return_lse else out.bfloat16()
-        inputs = self.inputs(operands, scale, dropout_seed, known is not None)
-        if known is not None and inputs[0] is not operands[0]:
-            known = self.layout(*self.tensors(inputs))
-        results = self.run(self.operator, inputs, known)
+        results = self.call(operands, scale, dropout_seed)
         return results[:2] if return_lse else results[0]
-
-    def run(self, operator: Operator, inputs: tuple[Any, ...], known: Any) -> Any:
-        """The operator's results, without its dispatch where the layout is `known`."""
-        if wants_gradient(inputs, (0, 1, 2, *self.at_pointers)):
-            if self.backward_launches is None:
-                self.refuse(
-                    "this file was made with the option forward and has no gradients: call it under torch.no_grad(), "
-                    "or compile the spec without that option"
-                )
-            if known is not None:
-                return operator.direct(*inputs, known)
-        return operator.call(*inputs) if known is None else operator.computes.attend(inputs, known)
 
     def tensors(self, operands: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """Those whose layout decides how kernels are launched."""
@@ -321,9 +203,6 @@ class Attention:
         return wants_gradient(operands, self.at_learned) and operands[0].dtype is not torch.float32
 
     # ---------------------------------------------------------------- checks
-
-    def refuse(self, message: str) -> NoReturn:
-        raise self.refusal(f"{self.name}: {message}")
 
     def note_rounding(self, name: str, x: Tensor) -> None:
         """Warns of a float64 param."""
@@ -423,19 +302,9 @@ class Attention:
 
     # ---------------------------------------------------------------- what kernels get
 
-    def layout(self, *tensors: Tensor) -> Layout:
-        """The `Layout` of these tensors."""
-        layout = layout_of(*tensors)
-        known = self.ready.get(layout)
-        if known is None:
-            if len(self.ready) >= 1024:
-                self.ready.clear()
-            known = self.ready[layout] = Layout(self, *tensors)
-        return known
-
-    def values_of(self, same: dict[str, Any], inputs: tuple[Any, ...]) -> dict[str, Any]:
+    def values_of(self, same: dict[str, Any], inputs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         """The operator's inputs by the names of the kernels' parameters, and what calls share."""
-        found: dict[str, Any] = dict(zip(self.input_names, inputs, strict=False))  # those over sequences have more
+        found: dict[str, Any] = dict(inputs)
         found[SAME] = same
         for i in self.at_scalars:
             name, p = self.names[i - 3], self.params[i - 3]
@@ -475,60 +344,15 @@ class Attention:
             found["rest"] = (lost.transpose(0, 1) if lost.ndim == 3 else lost).contiguous()
         return tuple(found[name] for name in self.kept)
 
-    # ---------------------------------------------------------------- what the operator computes
-
-    def attend(
-        self, inputs: tuple[Any, ...], known: Layout | None = None, learn: Callable[..., Any] | None = None
-    ) -> tuple[Any, ...]:
-        """A call that needs no operator knows the layout of its tensors already. `learn` is the backward pass of its
-        results, whose kernels are compiled with these.
-        """
-        own = known is not None
-        known = known or self.layout(*self.tensors(inputs))
-        precise = self.rounds and inputs[self.at_precise]
-        if (given := FINISHED.get()) is not None:
-            return self.saved(inputs[0], precise, given)
-        if not known.near:
-            inputs = (*[near(x) for x in inputs[:3]], *inputs[3:])
-        q, k, v = inputs[:3]
-        out, lse = q.new_empty_strided(*known.out), q.new_empty_strided(*known.lse, dtype=torch.float32)
-        values = self.values_of(known.values, inputs)
-        values["out"], values["lse"], values["own"] = out, lse, own
-        more = self.more_results(q, v, precise) if len(self.kept) > 2 else {}
-        values.update(more)
-        results = (out, lse, *more.values())
-        if out.numel():
-            key = precise if self.tensors_alone else (*self.deciding(inputs), precise)
-            if self.rounds and not precise:
-                values["rest"] = out
-            launches = known.forward.get(key)
-            if launches is None:
-                ahead = learn and functools.partial(learn, *results)
-                launches = self.forward_launches(known, q, k, v, out, *((precise,) if self.rounds else ()))
-                launches = known.forward[key] = compiled_together(launches, values, ahead)
-            with current(q):
-                for launch in launches:
-                    launch(values)
-        return results
-
-    def more_results(self, q: Tensor, v: Tensor, precise: bool) -> dict[str, Any]:
+    def more_results(self, lse: Tensor, v: Tensor, precise: bool) -> dict[str, Any]:
         """Empty tensors for what the backward pass reads beside out and lse, in the order of `saves`: denominators, and
         what out lost in rounding."""
         found: dict[str, Any] = {}
         if "den" in self.kept:
-            found["den"] = q.new_empty(q.shape[:3], dtype=torch.float32)
+            found["den"] = torch.empty_like(lse)
         if self.rounds:
-            found["rest"] = q.new_empty((*q.shape[:3], v.shape[3])) if precise else None
+            found["rest"] = v.new_empty((*lse.shape, v.shape[-1])) if precise else None
         return found
-
-    def empty_results(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        q, v, precise = inputs[0], inputs[2], self.rounds and inputs[self.at_precise]
-        out, lse = q.new_empty_strided(*like(q, v.shape[3])), q.new_empty(q.shape[:3], dtype=torch.float32)
-        found = dict(out=out, lse=lse, **self.more_results(q, v, precise))
-        return tuple(out.new_empty(0) if found[name] is None else found[name] for name in self.kept)
-
-    def empty_gradients(self, inputs: tuple[Any, ...], needed: list[bool]) -> tuple[Any, ...]:
-        return (*(torch.empty_like(near(x)) for x in inputs[:3]), *self.totals(inputs, needed, torch.empty_like))
 
     def totals(self, inputs: tuple[Any, ...], needed: list[bool], make: Callable[..., Tensor]) -> tuple[Tensor, ...]:
         """A tensor for the gradient of each param, in float32, without elements where it is not needed."""
@@ -539,57 +363,3 @@ class Attention:
             else inputs[i].new_empty(0, dtype=torch.float32)
             for i, wanted in learned
         )
-
-    def pairs(self, q: Tensor, k: Tensor, **_: Any) -> int:
-        """How many pairs of a query and a key a head has, whatever the mask."""
-        return q.shape[0] * q.shape[2] * k.shape[2]
-
-    def gradients(
-        self,
-        d_out: Tensor,
-        d_lse: Tensor | None,
-        inputs: tuple[Any, ...],
-        kept: tuple[Tensor, ...],
-        needed: list[bool],
-    ) -> tuple[Any, ...]:
-        """The gradients of q, k, v, and of params that learn."""
-        known = self.layout(*self.tensors(inputs))
-        if not known.near:
-            inputs = (*[near(x) for x in inputs[:3]], *inputs[3:])
-        q, k, v, *given = inputs[: self.at_scale]
-        out, d_out = near(kept[0]), near(d_out)
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        if not (q.numel() and (k.numel() or self.sums_of_none)):
-            return dq.zero_(), dk.zero_(), dv.zero_(), *self.totals(inputs, needed, torch.zeros_like)
-        usual = 1e-18 < inputs[self.at_scale] < 1e18  # so that log-sum-exps can be divided by it
-        d_lse = d_lse if d_lse is None else d_lse.contiguous()
-        asked = d_lse is not None, self.rounds and kept[-1].numel() > 0, (*needed,), usual
-        # Hooks on saved tensors may return them at other addresses.
-        key = (
-            *[x.data_ptr() % 16 for x in (out, *kept[1:], d_out)],
-            out.stride(),
-            d_out.stride(),
-            d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16),
-            *self.deciding(inputs),
-            asked,
-        )
-        found: tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]] | None = known.backward.get(key)
-        if new := found is None:
-            assert self.backward_launches is not None
-            strides = strides_of(out=out.stride(), d_out=d_out.stride(), dq=dq.stride(), dk=dk.stride(), dv=dv.stride())
-            launches = self.backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, Backward(*asked))
-            pairs = self.pair_launches(known, strides, q, k, v, d_out, *given) if self.pair_launches else {}
-            found = {**known.values, **strides}, launches, pairs
-        same, launches, pairs = found
-        values = self.values_of(same, inputs)
-        values.update(zip(self.kept, kept, strict=True))
-        values |= {"out": out, "natural_lse": kept[1], "d_out": d_out, "d_lse": d_lse, "dq": dq, "dk": dk, "dv": dv}
-        if new:
-            compiled_together(launches, values)
-            known.backward[key] = found
-        with current(q):
-            for launch in launches:
-                launch(values)
-            if self.param_gradients is None:
-                return dq, dk, dv
-            return dq, dk, dv, *self.param_gradients(known, values, pairs, needed, *given)

@@ -55,14 +55,28 @@ def multiprocessors(device: torch.device) -> int:
 
 def near(x: Tensor) -> Tensor:
     """`x` if its rows are contiguous and less than 2**23 elements apart, else a copy."""
-    return x if (strides := x.stride())[3] == 1 and strides[2] < 2**23 else x.contiguous()
+    strides = x.stride()
+    return x if strides[-1] == 1 and strides[0 if len(strides) == 3 else 2] < 2**23 else x.contiguous()
 
 
 def like(x: Tensor, cols: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape (B, H, S, cols) of a result, and strides in the order of those of `x`: (B, S, H, D) or (B, H, S, D)."""
+    """Shape (B, H, S, cols) of a result, and strides in the order of those of `x`: (B, S, H, D) or (B, H, S, D). Of
+    packed rows both are those of (T, H, cols)."""
+    if x.dim() == 3:
+        rows, heads, _ = x.shape
+        return (rows, heads, cols), (heads * cols, cols, 1)
     B, H, S, _ = x.shape
     inside = x.stride(1) < x.stride(2)
     return (B, H, S, cols), (H * S * cols, cols, H * cols, 1) if inside else (H * S * cols, S * cols, cols, 1)
+
+
+def lse_like(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of log-sum-exps: (B, H, S), or (H, T) of packed rows."""
+    if x.dim() == 3:
+        rows, heads, _ = x.shape
+        return (heads, rows), (rows, 1)
+    B, H, S, _ = x.shape
+    return (B, H, S), (H * S, S, 1)
 
 
 def strided(x: Tensor, count: int, packed: bool) -> Tensor:

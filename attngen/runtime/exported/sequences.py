@@ -6,20 +6,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .arguments import in_autocast, is_int, scale_number, scaled, stand_in
-from .attention import Attention, Backward, Layout
-from .devices import alignment, chip, current, layout_of, like, padded, strided, strides_of
-from .launch import SAME, compiled_together
-from .operators import FINISHED, Operator
+from .arguments import is_int, stand_in
+from .attention import Attention
+from .calls import Calls, Layout
+from .devices import chip, layout_of, padded, strided
 from .tables import tiles_by_chip
-from .watched import hidden, unwatched
+from .watched import hidden
 
 BOUNDS: tuple[str, ...] = ("q_start", "q_stop", "k_start", "k_stop")
 OFFSETS = (
@@ -34,23 +32,9 @@ def sequence_tiles(table: str, q: Tensor, v: Tensor) -> tuple[tuple[int, ...], .
     return found.get(("sm_90", 2, 256) if own == ("sm_90", 2, 128) else own) or found[own]
 
 
-def contiguous_rows(x: Tensor) -> Tensor:
-    """`x`, with contiguous rows."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def result_like(x: Tensor, cols: int, packed: bool) -> Tensor:
-    """An empty tensor for results by the rows of `x`."""
-    return x.new_empty((*x.shape[:2], cols)) if packed else x.new_empty_strided(*like(x, cols))
-
-
-class Sequences:
-    """The functions over sequences of an attention, which checks and converts what both kinds of calls share.
-
-    `forward(known, q, k, v, out, align, packed)` and `backward(known, q, k, v, d_out, dk, dv, align, packed, asked)`
-    return launches as those of `Attention` do, for tensors with a batch for each sequence; `gradients` the params'
-    gradients. `refused` raises what sequences of some kind cannot be asked for. `check_one` checks the facts about
-    elements and sizes of one sequence.
+class Sequences(Calls):
+    """The calls over sequences of an attention. `refused` raises what sequences of some kind cannot be asked for.
+    `check_one` checks the facts about elements and sizes of one sequence.
     """
 
     def __init__(
@@ -64,13 +48,9 @@ class Sequences:
         refused: Callable[..., None] | None = None,
         check_one: Callable[..., None] | None = None,
     ) -> None:
-        self.attention, self.refuse = attention, attention.refuse
-        self.forward_launches, self.backward_launches, self.param_gradients = forward, backward, gradients
         self.refused, self.check_one = refused, check_one
         bounds = (*((name, "Tensor?") for name in BOUNDS), ("packed", "bool"))
-        self.laid_out: dict[tuple[Any, ...], tuple[Layout, dict[str, Any]]] = {}
-        self.checked: set[Any] = set()  # layouts and numbers that passed the checks
-        self.operator = Operator(key, attention.signature_of(bounds), self, backward is None)
+        super().__init__(attention, key, forward, backward, gradients, bounds=bounds)
 
     # ---------------------------------------------------------------- calls
 
@@ -91,7 +71,7 @@ class Sequences:
         if block_table is not None:
             self.refuse("block_table: keys and values in pages are not supported yet")
         bounds, rows = self.packed_bounds(operands[0], operands[1], *ends, longest, check)
-        return self.into(out, self.call(operands, bounds, rows, scale, dropout_seed, True), return_lse)
+        return self.into(out, self.of_rows(operands, bounds, rows, scale, dropout_seed, True), return_lse)
 
     def lengths(
         self,
@@ -105,47 +85,14 @@ class Sequences:
         """A call whose sequences are a part of each batch row: `bounds` say where, in the order of `BOUNDS`."""
         given = dict(zip(BOUNDS, bounds, strict=True))
         found, rows = self.bounds_of_rows(operands[0], operands[1], given, check)
-        return self.into(None, self.call(operands, found, rows, scale, dropout_seed, False), return_lse)
+        return self.into(None, self.of_rows(operands, found, rows, scale, dropout_seed, False), return_lse)
 
-    def call(
-        self, operands: tuple[Any, ...], bounds: dict[str, Any], rows: Any, scale: Any, dropout_seed: Any, packed: bool
+    def of_rows(
+        self, operands: tuple[Any, ...], bounds: dict[str, Any], rows: Any, scale: Any, seed: Any, packed: bool
     ) -> tuple[Any, ...]:
-        """out and lse. `rows`: those of each sequence, where they are known."""
-        a, q = self.attention, operands[0]
-        if isinstance(q, Tensor) and not q.is_meta and torch.is_autocast_enabled(q.device.type):
-            operands = (*(in_autocast(x, q.device.type) for x in operands[:3]), *operands[3:])
-            with torch.autocast(q.device.type, enabled=False):
-                return self.call(operands, bounds, rows, scale, dropout_seed, packed)
-        count = bounds["q_start"].numel() if packed else q.shape[0]
         if self.refused is not None:
-            self.refused(a, *operands, packed)
-        if scale is None:
-            scale = q.shape[-1] ** -0.5 if q.shape[-1] else 1.0
-        elif isinstance(scale, Tensor):
-            q, scale = scaled(self.refuse, q, scale, a.scale_use)
-            operands = (q, *operands[1:])
-        elif type(scale) is not float or not abs(scale) < torch.inf:
-            scale = scale_number(self.refuse, scale)
-        fit = None
-        alone = rows is None and unwatched(*a.all_tensors(operands, dropout_seed))
-        if alone:
-            fit = a.numbers(operands, scale)
-            fit = None if fit is None else (fit, packed, count, layout_of(*a.tensors(operands)))
-        if fit is None or fit not in self.checked:
-            self.check(operands, scale, count, packed, rows)
-            if fit is not None and not q.is_meta:
-                if len(self.checked) >= 1024:
-                    self.checked.clear()
-                self.checked.add(fit)
-        if q.dtype is torch.bfloat16 and q.is_cpu:
-            # Triton's interpreter has no bfloat16 products, so it computes in float32.
-            operands = (*(x.float() for x in operands[:3]), *operands[3:])
-            out, lse = self.call(operands, bounds, rows, scale, dropout_seed, packed)
-            return out.bfloat16(), lse
-        given = [stand_in(x) if p.rows else x for p, x in zip(a.params, operands[3:], strict=True)]
-        inputs = a.inputs((*operands[:3], *given), scale, dropout_seed, False)
-        inputs = (*inputs, *(bounds[name] for name in BOUNDS), packed)
-        return a.run(self.operator, inputs, (alone and not q.is_meta) or None)[:2]
+            self.refused(self.attention, *operands, packed)
+        return self.call(operands, scale, seed, (*bounds.values(), packed), rows)[:2]
 
     def into(self, out: Any, results: tuple[Any, ...], return_lse: bool) -> Any:
         """What a call returns. The result is copied into `out` if that is given."""
@@ -168,9 +115,10 @@ class Sequences:
 
     # ---------------------------------------------------------------- checks
 
-    def check(self, operands: tuple[Any, ...], scale: Any, count: int, packed: bool, rows: Any) -> None:
+    def checked(self, operands: tuple[Any, ...], scale: Any, bounds: tuple[Any, ...], rows: Any) -> tuple[Any, ...]:
         """Raises one clear error if an argument does not fit. Lengths are on the device; they are checked if `rows`
         holds them."""
+        packed = bounds[-1]
         a, refuse = self.attention, self.refuse
         for name, x in zip(("q", "k", "v"), operands, strict=False):
             if not isinstance(x, Tensor):
@@ -182,7 +130,7 @@ class Sequences:
                 refuse(f"{name} must have 4 dimensions (batch, heads, length, head dim), not shape {tuple(x.shape)}")
         for p, x in zip(a.params, operands[3:], strict=True):
             self.check_rows(p, x, packed)
-        found = self.with_batches(operands, count, packed)
+        found = self.with_batches(operands, bounds)
         repeated = a.check(found, scale, False, True)
         names = ("q", "k", "v", *(p.name for p in a.ranked))
         for name, x, y in zip(names, a.tensors(found), a.tensors(repeated), strict=True):
@@ -190,7 +138,7 @@ class Sequences:
                 shape = tuple(x.shape)
                 refuse(f"{name} has shape {shape}: sizes of 1 are not repeated for sequences: expand it before")
         if self.check_one is None:
-            return
+            return operands
         every: Any = rows or ()
         for b, (of_q, of_k) in enumerate(every):
             own = {"Sq": of_q, "Sk": of_k}
@@ -200,6 +148,7 @@ class Sequences:
             ]
             q, k, v = found[0][:, :, of_q], found[1][:, :, of_k], found[2][:, :, of_k]
             self.check_one(a, b, q, k, v, *given)
+        return operands
 
     def check_rows(self, p: Any, x: Any, packed: bool) -> None:
         """A param with an element for each row: packed rows of all sequences follow one another, without a batch."""
@@ -217,11 +166,11 @@ class Sequences:
                 "of all of them, without B"
             )
 
-    def with_batches(self, operands: tuple[Any, ...], count: int, packed: bool) -> tuple[Any, ...]:
-        """The operands as dense calls take them: packed tensors belong to each of `count` sequences."""
-        if not packed:
+    def with_batches(self, operands: tuple[Any, ...], bounds: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The operands as dense calls take them: packed tensors belong to each of the sequences."""
+        if not bounds[-1]:
             return operands
-        given = list(operands[3:])
+        count, given = bounds[0].numel(), list(operands[3:])
         for i, p in enumerate(self.attention.params):
             if "B" in p.rows:
                 batch = p.rows.index("B")
@@ -325,79 +274,27 @@ class Sequences:
         )
         return bounds, list(zip(*rows, strict=True))
 
-    # ---------------------------------------------------------------- what the operator computes
+    # ---------------------------------------------------------------- what calls of sequences do
 
-    def values(
-        self, inputs: tuple[Any, ...], tensors: dict[str, Tensor], packed: bool, bounds: dict[str, Any]
-    ) -> tuple[Layout, dict[str, Any]]:
-        """The `Layout` of a call, and the values that kernels take. `tensors`: q, k, v and results, by name."""
-        a = self.attention
-        places = [x is None or (x.numel(), x.data_ptr() % 16) for x in bounds.values()]
-        ranked = a.tensors(inputs)[3:]
-        key = packed, layout_of(*tensors.values(), *ranked), *places
-        if key not in self.laid_out:
-            count = bounds["q_start"].numel() if packed else tensors["q"].shape[0]
-            found = {name: strided(x, count, packed) for name, x in tensors.items()}
-            given = self.with_batches((*(tensors[x] for x in "qkv"), *inputs[3 : 3 + len(a.params)]), count, packed)
-            known = a.layout(*a.tensors(given))
-            strides = strides_of(**{name: x.stride() for name, x in found.items()})
-            if len(self.laid_out) >= 1024:
-                self.laid_out.clear()
-            more: dict[str, Any] = {"n_sequences": count, "align": alignment(strides), "key": key}
-            self.laid_out[key] = known, {**known.values, **strides, **more}
-        known, same = self.laid_out[key]
-        return known, {**a.values_of(same, inputs), **tensors, **bounds}
+    def filled(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        given = [stand_in(x) if p.rows else x for p, x in zip(self.attention.params, operands[3:], strict=True)]
+        same = all([x is y for x, y in zip(given, operands[3:], strict=True)])
+        return operands if same else (*operands[:3], *given)
 
-    def attend(self, inputs: tuple[Any, ...], known: Any = None, learn: Callable[..., Any] | None = None) -> Any:
-        """`learn`: the backward pass of its results, whose kernels are compiled at the same time."""
-        a, precise = self.attention, self.attention.rounds and inputs[self.attention.at_precise]
-        *ends, packed = inputs[-5:]
-        inputs = (*[contiguous_rows(x) for x in inputs[:3]], *inputs[3:])
-        q, k, v = inputs[:3]
-        if (results := FINISHED.get()) is not None:
-            return a.saved(q, precise, results)
-        bounds = dict(zip(BOUNDS, ends, strict=True))
-        found = self.results_of(q, v, precise, packed)
-        kept = tuple(found[name] for name in a.kept)
-        out = found["out"]
-        if out.numel():
-            layout, values = self.values(inputs, {"out": out, "q": q, "k": k, "v": v}, packed, bounds)
-            if a.rounds and not precise:
-                found["rest"] = out
-            values.update(found)
-            key = "forward", values[SAME]["key"], *a.deciding(inputs), precise
-            if key not in layout.sequences:
-                ahead = learn and functools.partial(learn, *kept)
-                count = layout.shape[0]
-                tensors = (strided(x, count, packed) for x in (q, k, v, out))
-                more = (precise,) if a.rounds else ()
-                launches = self.forward_launches(layout, *tensors, values[SAME]["align"], packed, *more)
-                layout.sequences[key] = compiled_together(launches, values, ahead)
-            with current(q):
-                for launch in layout.sequences[key]:
-                    launch(values)
-        return kept
+    def key(self, operands: tuple[Any, ...], bounds: tuple[Any, ...]) -> Any:
+        places = [x is None or (x.numel(), x.data_ptr() % 16) for x in bounds[:4]]
+        return bounds[-1], layout_of(*self.attention.tensors(operands)), *places
 
-    def results_of(self, q: Tensor, v: Tensor, precise: bool, packed: bool) -> dict[str, Any]:
-        """Empty results by name."""
-        lse = q.new_empty((q.shape[1], q.shape[0]) if packed else q.shape[:3], dtype=torch.float32)
-        found: dict[str, Any] = {"out": result_like(q, v.shape[-1], packed), "lse": lse}
-        if "den" in self.attention.kept:
-            found["den"] = torch.empty_like(lse)
-        if self.attention.rounds:
-            found["rest"] = q.new_empty((*lse.shape, v.shape[-1])) if precise else None
-        return found
+    def laid(self, operands: tuple[Any, ...], bounds: tuple[Any, ...]) -> Layout:
+        a, packed = self.attention, bounds[-1]
+        tensors = a.tensors(self.with_batches(operands[: a.at_scale], bounds))[3:]
+        return Layout(a, *operands[:3], *tensors, count=bounds[0].numel() if packed else 0, packed=packed)
 
-    def empty_results(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        precise = self.attention.rounds and inputs[self.attention.at_precise]
-        found = self.results_of(inputs[0], inputs[2], precise, inputs[-1])
-        named = [found[name] for name in self.attention.kept]
-        return tuple(inputs[0].new_empty(0) if x is None else x for x in named)
-
-    def empty_gradients(self, inputs: tuple[Any, ...], needed: list[bool]) -> tuple[Any, ...]:
-        packed = inputs[-1]
-        gradients = (result_like(x, x.shape[-1], packed) for x in inputs[:3])
-        return (*gradients, *self.attention.totals(inputs, needed, torch.empty_like))
+    def summed(
+        self, known: Layout, values: dict[str, Any], pairs: dict[str, Any], needed: list[bool], inputs: tuple[Any, ...]
+    ) -> tuple[Tensor, ...]:
+        totals = self.attention.totals(inputs, needed, torch.zeros_like)
+        return totals if self.param_gradients is None else self.param_gradients(values, totals, needed, inputs[1])
 
     def pairs(self, q: Tensor, k: Tensor, **given: Any) -> int:
         """How many pairs the sequences have, whatever the mask: at most, where the host cannot read lengths."""
@@ -408,42 +305,6 @@ class Sequences:
         q_start, q_stop, k_start, k_stop = (n if x is None else x.long() for n, x in zip(whole, ends, strict=True))
         area: Any = (q_stop - q_start) * (k_stop - k_start)
         return int(area.sum())
-
-    def gradients(
-        self, d_out: Tensor, d_lse: Any, inputs: tuple[Any, ...], kept: tuple[Tensor, ...], needed: list[bool]
-    ) -> tuple[Any, ...]:
-        """The gradients of q, k, v, and of params that learn."""
-        a = self.attention
-        *ends, packed = inputs[-5:]
-        dq, dk, dv = (result_like(x, x.shape[-1], packed) for x in inputs[:3])
-        out, d_out, q, k, v = (contiguous_rows(x) for x in (kept[0], d_out, *inputs[:3]))
-        kept, inputs = (out, *kept[1:]), (q, k, v, *inputs[3:])
-        totals = a.totals(inputs, needed, torch.zeros_like)
-        if not (q.numel() and (k.numel() or a.sums_of_none)):
-            return dq.zero_(), dk.zero_(), dv.zero_(), *totals
-        usual = 1e-18 < inputs[a.at_scale] < 1e18  # so that log-sum-exps can be divided by it
-        d_lse = d_lse if d_lse is None else d_lse.contiguous()
-        asked = Backward(d_lse is not None, a.rounds and kept[-1].numel() > 0, (*needed,), usual)
-        tensors = {"out": out, "d_out": d_out, "dq": dq, "dk": dk, "dv": dv, "q": q, "k": k, "v": v}
-        known, values = self.values(inputs, tensors, packed, dict(zip(BOUNDS, ends, strict=True)))
-        values.update(zip(a.kept, kept, strict=True), natural_lse=kept[1], d_lse=d_lse)
-        key = (
-            *("backward", values[SAME]["key"], *a.deciding(inputs), asked),
-            d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16),
-            *(x.data_ptr() % 16 for x in kept[1:]),
-        )
-        if key not in known.sequences:
-            assert self.backward_launches is not None
-            count = known.shape[0]
-            operands = (strided(x, count, packed) for x in (q, k, v, d_out, dk, dv))
-            launches = self.backward_launches(known, *operands, values[SAME]["align"], packed, asked)
-            known.sequences[key] = compiled_together(launches, values)
-        with current(q):
-            for launch in known.sequences[key]:
-                launch(values)
-        if self.param_gradients is not None:
-            totals = self.param_gradients(values, totals, needed, k)
-        return dq, dk, dv, *totals
 
 
 def refuse_gradient(a: Attention, name: str, x: object, packed: bool, why: tuple[str, str]) -> None:
