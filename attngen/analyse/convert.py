@@ -78,11 +78,14 @@ class Converter:
             return None
         return build.apply(op, *args, span=scope.use or span)
 
-    def load(self, scope: Scope, tensor: Tensor, indices: tuple[Expr, ...], span: Span) -> Expr | None:
-        """An element of a tensor param, unless its indices are too large."""
-        if not self._fits(scope, indices, span):
+    def load(
+        self, scope: Scope, tensor: Tensor, indices: tuple[Expr, ...], span: Span, member: Expr | None = None
+    ) -> Expr | None:
+        """An element of a tensor param, or whether a list of one has a `member`, unless its parts are too large."""
+        if not self._fits(scope, (*indices, *([] if member is None else [member])), span):
             return None
-        return Load(tensor.name, indices, tensor.type, span=scope.use or span)
+        type = tensor.type if member is None else Type.BOOL
+        return Load(tensor.name, indices, type, member=member, span=scope.use or span)
 
     def _fits(self, scope: Scope, args: tuple[Expr, ...], span: Span) -> bool:
         measures = [self.budget.measure(a) for a in args]

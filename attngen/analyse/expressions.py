@@ -7,6 +7,7 @@ the language does is in `functions`, conversions in `convert`, the names themsel
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -17,7 +18,7 @@ from attngen.analyse.prelude import prelude
 from attngen.analyse.report import Report, plural
 from attngen.analyse.scope import Binding, Builtin, Function, Scope, Tensor, Value, describe, indices_of
 from attngen.errors import NOWHERE, Span
-from attngen.ir import build, walk
+from attngen.ir import build, printing, walk
 from attngen.ir.nodes import Expr, Literal, Op, Type
 from attngen.syntax import ast
 
@@ -45,6 +46,9 @@ _MOST_SHIFTED = 62
 # `a > b` is `b < a`.
 _COMPARE = {"<": (Op.LT, False), "<=": (Op.LE, False), ">": (Op.LT, True), ">=": (Op.LE, True)}
 _EQUAL = {"==": Op.EQ, "!=": Op.NE}
+_MEMBER = ("in", "not in")
+
+Indices = tuple[Expr, ...]
 
 
 def _placed(x: Expr | None, e: ast.Expr, scope: Scope) -> Expr | None:
@@ -242,6 +246,8 @@ class Expressions:
         return self.convert.apply(scope, Op.AND if e.op == "and" else Op.OR, tuple(args), e.span)
 
     def _compare(self, e: ast.Compare, scope: Scope, depth: int) -> Expr | None:
+        if e.ops[0] in _MEMBER:
+            return self._member(e, scope, depth)
         xs = [self.operand(o, scope, depth + 1) for o in e.operands]
         pairs: list[Expr] = []
         for op, x, y in zip(e.ops, xs, xs[1:], strict=False):
@@ -262,6 +268,55 @@ class Expressions:
             return None
         direct, swapped = _COMPARE[op]
         return self.convert.apply(scope, direct, (args[1], args[0]) if swapped else (args[0], args[1]), span)
+
+    def _member(self, e: ast.Compare, scope: Scope, depth: int) -> Expr | None:
+        """`E in t[i, …]`, or its contrary."""
+        value, behind = e.operands
+        x = self.operand(value, scope, depth + 1)
+        element = None if x is None else self.convert.integer(scope, x, f"`{e.ops[0]}` looks for")
+        if isinstance(behind, ast.Name):
+            behind = ast.Index(behind.id, (), base_span=behind.span, span=behind.span)
+        assert isinstance(behind, ast.Index)  # as the parser has seen to
+        found = self._list(e, behind, scope, depth)
+        if element is None or found is None:
+            return None
+        member = self.convert.load(scope, *found, e.span, element)
+        return self.convert.apply(scope, Op.NOT, (member,), e.span) if member and e.ops[0] == "not in" else member
+
+    def _list(self, e: ast.Compare, behind: ast.Index, scope: Scope, depth: int) -> tuple[Tensor, Indices] | None:
+        """The tensor that `in` looks in, and the list's indices."""
+        op = e.ops[0]
+        binding = self.names.find(behind, scope, "int")
+        xs = [self.operand(i, scope, depth + 1) for i in behind.indices]
+        if not isinstance(binding, Tensor):
+            if binding is not None and not (isinstance(binding, Value) and binding.expr is None):
+                message = f"{describe(behind.base, binding)}, and `{op}` looks in a tensor param"
+                text = self.convert.text(scope).operand(e.operands[0])
+                equal = f"{text} {'==' if op == 'in' else '!='} {behind.base}"
+                fix = f"write {equal}" if isinstance(binding, Value) else "pass the list as a param"
+                self.convert.error(scope, "not-a-tensor", message, behind.span, fix)
+            return None
+        if binding.type is not Type.INT:
+            what = "floats" if binding.type is Type.FLOAT else "bools"
+            message = f"`{behind.base}` holds {what}, and `{op}` looks for an int in a list of ints"
+            dims = ", ".join(printing.expression(d) for d in binding.shape)
+            fix = f"write `param {binding.name}: int[{dims}]`"
+            if binding.type is Type.BOOL:
+                fix = f"read the bool: {behind.base}[{indices_of(binding.shape)}]; or {fix}"
+            self.convert.error(scope, "type", message, behind.span, fix)
+            return None
+        leading = binding.shape[:-1]
+        if len(behind.indices) != len(leading):
+            dims, wanted = plural(len(binding.shape), "dimension"), len(leading) or "none"
+            message = f"`{behind.base}` has {dims}, indexed with {len(behind.indices)}: `{op}` needs {wanted}"
+            text = self.convert.text(scope)
+            written = indices_of(leading, (text.quote(i) for i in behind.indices))
+            found = f"{behind.base}[{written}]" if leading else behind.base
+            fix = f"write {text.operand(e.operands[0])} {op} {found}: the last axis is the list"
+            self.convert.error(scope, "rank", message, behind.span, fix)
+            return None
+        ints = self._indices(behind.base, xs, scope)
+        return None if ints is None else (binding, ints)
 
     def _if_else(self, e: ast.IfElse, scope: Scope, depth: int) -> Expr | None:
         condition = self.operand(e.condition, scope, depth + 1)
@@ -350,17 +405,21 @@ class Expressions:
                     message = f"`{e.base}` is indexed, so it must be the name of a tensor param"
                 self.convert.error(scope, "not-a-tensor", message, e.span, fix)
             return None
-        needs = f"an index of `{e.base}` must be"
-        ints = [None if x is None else self.convert.integer(scope, x, needs) for x in xs]
+        ints = self._indices(e.base, xs, scope)
         if len(e.indices) != len(binding.shape):
             message = f"`{e.base}` has {plural(len(binding.shape), 'dimension')}, indexed with {len(e.indices)}"
             written = (self.convert.text(scope).quote(i) for i in e.indices)
             self.convert.error(scope, "rank", message, e.span, f"write {e.base}[{indices_of(binding.shape, written)}]")
             return None
-        indices = [i for i in ints if i is not None]
-        if len(indices) < len(ints) or not self._within(e, binding, scope):
+        if ints is None or not self._within(e, binding, scope):
             return None
-        return self.convert.load(scope, binding, tuple(indices), e.span)
+        return self.convert.load(scope, binding, ints, e.span)
+
+    def _indices(self, base: str, xs: Sequence[Operand | None], scope: Scope) -> Indices | None:
+        needs = f"an index of `{base}` must be"
+        ints = [None if x is None else self.convert.integer(scope, x, needs) for x in xs]
+        indices = tuple(i for i in ints if i is not None)
+        return indices if len(indices) == len(ints) else None
 
     def _within(self, e: ast.Index, tensor: Tensor, scope: Scope) -> bool:
         """Whether the indices written as plain numbers lie inside; those that come from consts may be guarded."""

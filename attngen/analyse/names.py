@@ -41,8 +41,8 @@ class Names:
         """The names at this point of the file."""
         return Scope(place, self.own, formals or {})
 
-    def find(self, e: ast.Name | ast.Call | ast.Index, scope: Scope) -> Binding | None:
-        """What the name of `e` stands for: read, called or indexed, as `e` does it."""
+    def find(self, e: ast.Name | ast.Call | ast.Index, scope: Scope, holds: str = "f32") -> Binding | None:
+        """What the name of `e` stands for: read, called or indexed, as `e` does it. `holds`: what a tensor would."""
         match e:
             case ast.Name():
                 name, span = e.id, e.span
@@ -53,7 +53,7 @@ class Names:
         binding = scope.find(name)
         match binding:
             case None:
-                self._unknown(e, name, span, scope)
+                self._unknown(e, name, span, scope, holds)
                 return None
             case Later():
                 self._later(name, binding, span, scope)
@@ -121,7 +121,7 @@ class Names:
             message = f"`{name}` is used before its {binding.kind} ({where})"
             self._convert.error(scope, "order", message, span, f"move the {binding.kind} above this line")
 
-    def _unknown(self, e: ast.Name | ast.Call | ast.Index, name: str, span: Span, scope: Scope) -> None:
+    def _unknown(self, e: ast.Name | ast.Call | ast.Index, name: str, span: Span, scope: Scope, holds: str) -> None:
         if self._convert.report.full:
             return
         known = {**scope.names, **scope.formals}
@@ -133,7 +133,7 @@ class Names:
             case ast.Call():
                 fix = f"define it with let {name}(…) = …"
             case ast.Index():
-                fix = f"declare it with param {name}: f32[…]"
+                fix = f"declare it with param {name}: {holds}[…]"
         if name == "score" and scope.place.what == "`mask`":
             fix = "a mask reads no scores: write it with q, k, b, h and params, or let the score be -inf there"
         elif isinstance(e, ast.Call) and many_pairs_fix(name):

@@ -174,7 +174,8 @@ class _Search:
             return all(self._is_aligned_term(t, terms) for t in terms)
         match e:
             case Load():
-                return all(self._is_for_queries(dim) or self._aligned(i) for dim, i in self._axes(e))
+                placed = all(self._is_for_queries(dim) or self._aligned(i) for dim, i in self._axes(e))
+                return placed and (e.member is None or self._aligned(e.member))
             case Apply():
                 return all(self._aligned(a) for a in e.args)
             case _:
@@ -189,7 +190,7 @@ class _Search:
 
     def _axes(self, load: Load) -> Iterator[tuple[Expr, Expr]]:
         """The dims of a tensor, each with the index along it."""
-        return zip(self._dims[load.param], load.indices, strict=True)
+        return zip(self._dims[load.param][: len(load.indices)], load.indices, strict=True)
 
     def _is_for_queries(self, dim: Expr) -> bool:
         """Whether the call passes the rows of its own queries along this dim."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from attngen.errors import NOWHERE, Span
 from attngen.ir.build import add, index, integer
-from attngen.ir.nodes import Expr, Storage, Symbol, Type
+from attngen.ir.nodes import Expr, Load, Storage, Symbol, Type
 
 _ZERO = integer(0)
 
@@ -44,6 +44,10 @@ class Param:
     @property
     def is_scalar(self) -> bool:
         return not self.shape
+
+    def axes(self, load: Load) -> Iterator[tuple[Expr, Expr]]:
+        """Each index of a load of it, with the dim that it is along. The axis of a list has no index."""
+        return zip(load.indices, self.shape[: len(load.indices)], strict=True)
 
 
 @dataclass(frozen=True, slots=True)

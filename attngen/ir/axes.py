@@ -48,10 +48,10 @@ def _is_local(e: Expr, spec: Attention, index_of: dict[str, str]) -> bool:
         case Symbol():
             return e.id not in {*index_of, *index_of.values()}
         case Load():
-            sizes = (dim.id if isinstance(dim, Symbol) else "" for dim in spec.param(e.param).shape)
-            return all(
+            axes = ((i, dim.id if isinstance(dim, Symbol) else "") for i, dim in spec.param(e.param).axes(e))
+            return (e.member is None or _is_local(e.member, spec, index_of)) and all(
                 (isinstance(i, Symbol) and i.id == index_of[size]) if size in index_of else _is_local(i, spec, index_of)
-                for i, size in zip(e.indices, sizes, strict=True)
+                for i, size in axes
             )
         case Apply():
             return all(_is_local(a, spec, index_of) for a in e.args)

@@ -75,6 +75,8 @@ class Tape:
             case Scalar():
                 return np.asarray(as_array(_param(params, e.param), e.type), self._dtypes[e.type])
             case Load():
+                if e.member is not None:
+                    return self._listed(e, self.value(e.member), params)
                 tensor = np.asarray(as_array(_param(params, e.param), e.type), self._dtypes[e.type])
                 where, inside = _place(tensor.shape, [self.value(i) for i in e.indices], e.param)
                 if tensor.size == 0:
@@ -84,6 +86,16 @@ class Tape:
                 return np.asarray(_forward(e.op, tuple(self.value(a) for a in e.args)), dtype=self._dtypes[e.type])
             case _:
                 assert_never(e)
+
+    def _listed(self, e: Load, member: Array, params: Mapping[str, Any]) -> Array:
+        """Whether a list holds the member."""
+        lists = as_array(_param(params, e.param), Type.INT)
+        where, inside = _place(lists.shape[:-1], [self.value(i) for i in e.indices], e.param)
+        found: Array = np.zeros(np.broadcast_shapes(inside.shape, member.shape), np.bool_)
+        if lists.size:
+            for elements in lists.reshape(-1, lists.shape[-1]).T:
+                found = found | (elements[where] == member)
+        return np.asarray(found & inside & (member >= 0))
 
     def pullback(self, cotangents: Sequence[tuple[Expr, Array]]) -> tuple[dict[str, Array], dict[str, Array]]:
         """Cotangents of the roots, pulled back to the float symbols and the float params that they read.

@@ -143,11 +143,16 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One element of a tensor run-time parameter. Outside the tensor's bounds the value is 0 (or false)."""
+    """One element of a tensor run-time parameter. Outside the tensor's bounds the value is 0 (or false).
+
+    With a `member`, an int, it is no element but a bool: whether one of the elements along the last axis, which then
+    has no index, equals it. An element below 0 equals nothing, and outside the tensor's bounds there are none.
+    """
 
     param: str
     indices: tuple[Expr, ...]
     type: Type
+    member: Expr | None = field(default=None, kw_only=True)
     span: Span = field(default=NOWHERE, compare=False, kw_only=True)
     name: str | None = field(default=None, compare=False, kw_only=True)
 

@@ -53,11 +53,16 @@ def _expression(e: Expr) -> tuple[str, int]:
         case Scalar():
             return e.param, _ATOM
         case Load():
-            return f"{e.param}[{', '.join(map(expression, e.indices))}]", _ATOM
+            return _load(e)
         case Apply():
             return _apply(e)
         case _:
             assert_never(e)
+
+
+def _load(e: Load, looks: str = "in") -> tuple[str, int]:
+    element = f"{e.param}[{', '.join(map(expression, e.indices))}]" if e.indices else e.param
+    return (element, _ATOM) if e.member is None else (f"{_at(e.member, _COMPARE + 1)} {looks} {element}", _COMPARE)
 
 
 def _literal(e: Literal) -> tuple[str, int]:
@@ -80,6 +85,8 @@ def _apply(e: Apply) -> tuple[str, int]:
         case Op.NEG:
             return f"-{_at(e.args[0], _UNARY)}", _UNARY
         case Op.NOT:
+            if isinstance(e.args[0], Load) and e.args[0].member is not None:
+                return _load(e.args[0], "not in")
             return f"not {_at(e.args[0], _NOT)}", _NOT
         case Op.AND:
             return " and ".join(_at(a, _NOT) for a in e.args), _AND

@@ -15,7 +15,7 @@ def children(e: Expr) -> tuple[Expr, ...]:
         case Literal() | Symbol() | Scalar():
             return ()
         case Load():
-            return e.indices
+            return e.indices if e.member is None else (*e.indices, e.member)
         case Apply():
             return e.args
         case _:
@@ -29,8 +29,10 @@ def rebuild(e: Expr, parts: tuple[Expr, ...]) -> Expr:
     match e:
         case Literal() | Symbol() | Scalar():
             return e
-        case Load():
+        case Load(member=None):
             return replace(e, indices=parts)
+        case Load():
+            return replace(e, indices=parts[:-1], member=parts[-1])
         case Apply():
             return named(build.apply(e.op, *parts, span=e.span), e.name)
         case _:
@@ -90,6 +92,11 @@ def params(e: Expr) -> tuple[str, ...]:
 def loads(e: Expr) -> tuple[Load, ...]:
     """The distinct loads in `e`, in order of first use."""
     return tuple(dict.fromkeys(n for n in nodes(e) if isinstance(n, Load)))
+
+
+def looks_in_lists(e: Expr) -> bool:
+    """Whether `in` stands in `e`."""
+    return any(isinstance(n, Load) and n.member is not None for n in nodes(e))
 
 
 def reads(e: Expr, *ids: str) -> bool:

@@ -71,7 +71,10 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """`a < b <= c`: `operands` is one longer than `ops`, each of `< <= > >= == !=`."""
+    """`a < b <= c`: `operands` is one longer than `ops`, each of `< <= > >= == !=`.
+
+    `a in t[i]` and `a not in t[i]` stand alone; behind `in` is a `Name` or an `Index`.
+    """
 
     operands: tuple[Expr, ...]
     ops: tuple[str, ...]

@@ -6,6 +6,7 @@ tree is ever built that a recursive pass could not walk. A mistake that only sho
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attngen.errors import Diagnostic, Source, Span
@@ -75,6 +76,13 @@ def _parts(children: list[_Child]) -> tuple[Part, ...]:
     return tuple(child for child in children if isinstance(child, Part))
 
 
+def _joined(signs: list[Token]) -> Iterator[str]:
+    """The operators of a chain; `not in` is one of two words."""
+    for before, sign in zip([None, *signs], signs, strict=False):
+        if sign.type != "NOT":
+            yield "not in" if before is not None and before.type == "NOT" else sign.text
+
+
 class Builder:
     """The callbacks of the parser; each gets the children of its rule."""
 
@@ -141,9 +149,31 @@ class Builder:
 
     def compare(self, children: list[_Child]) -> Part:
         parts = _parts(children)
-        ops = tuple(child.text for child in children if isinstance(child, Token))
+        signs = [child for child in children if isinstance(child, Token)]
+        ops = tuple(_joined(signs))
         span = parts[0].span.to(parts[-1].span)
+        if any(sign.type == "IN" for sign in signs):
+            self._member(parts, signs, span)
         return self._made(ast.Compare(tuple(p.node for p in parts), ops, span=span), parts)
+
+    def _member(self, parts: tuple[Part, ...], signs: list[Token], span: Span) -> None:
+        """Refuses what `in` does not take: more comparisons beside it, and anything behind it but a list's name."""
+        *others, behind = parts
+        if len(others) > 1:
+            message = "`in` stands in no chain of comparisons"
+            raise self._refuse("chain", message, span, "put brackets around it, or join two conditions with `and`")
+        if isinstance(behind.node, ast.Name | ast.Index) and behind.span == behind.node.span:
+            return
+        word = " ".join(sign.text for sign in signs)
+        match behind.node:
+            case ast.Name() | ast.Index():
+                fix = "leave out the brackets around it"
+            case ast.Number() | ast.Bool():
+                fix = f"write `{'!=' if len(signs) > 1 else '=='}` to compare with one value"
+            case _:
+                fix = f"write `… {word} t[i]` with `param t: int[…]`, whose last axis is the list"
+        message = f"`{word}` looks in a tensor param, and this is none"
+        raise self._refuse("list", message, behind.span, fix)
 
     def if_else(self, children: list[_Child]) -> Part:
         then, condition, otherwise = _part(children[0]), _part(children[2]), _part(children[4])

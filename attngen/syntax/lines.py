@@ -19,7 +19,7 @@ NESTING_LIMIT = 100
 BINARY = frozenset(
     {"POWER", "STAR", "SLASH", "FLOOR_DIVIDE", "PERCENT", "PLUS", "MINUS"}
     | {"SHIFT_LEFT", "SHIFT_RIGHT", "AMPERSAND", "CARET", "BAR"}
-    | {"LT", "LE", "GT", "GE", "EQ", "NE", "AND", "OR"}
+    | {"LT", "LE", "GT", "GE", "EQ", "NE", "IN", "AND", "OR"}
 )
 _CONTINUING = BINARY | {"COMMA"}
 _CLOSER = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}

@@ -27,6 +27,7 @@ _FORM = {
     "assume": "`assume CONDITION`",
 }
 STATEMENTS = tuple(_FORM)
+_FEW_VALUES = "write `k == 1 or k == 2` for a few values, or pass them as `param t: int[n]`"
 _OPERANDS = frozenset({"NAME", "NUMBER", "TRUE", "FALSE"})
 _SIGN = {"EQUALS": "=", "COLON": ":", "COMMA": ",", "LPAR": "(", "RPAR": ")", "RSQB": "]", "LBRACE": "{", "RBRACE": "}"}
 
@@ -82,6 +83,15 @@ def explain(place: Place) -> Diagnostic:
         return place.error("syntax", message, fix)
     if not place.before:
         return _no_statement(place)
+    if place.found.type == "IN" and "NAME" in place.expected:
+        fix = "choose another, such as `in_`"
+        fix = f"put a value in front of it; for a name, {fix}" if place.wants_value else fix
+        code = "missing-value" if place.wants_value else "missing-name"
+        return place.error(code, "`in` is an operator, and can't be a name", fix)
+    if place.expected == {"IN"} and place.last is not None:
+        message = f"{_describe(place.last)} follows {_describe(place.before[-2])} without an operator"
+        fix = "write `and not` or `!=`, or `not in` with a list behind it"
+        return place.error("missing-operator", message, fix, place.last.span)
     if place.wants_value:
         return _value_missing(place)
     if place.wants_operator:
@@ -94,7 +104,7 @@ def _no_statement(place: Place) -> Diagnostic:
     if place.in_block:
         message = f"a line of a normalizer can't begin with {_describe(found)}"
         return place.error("syntax", message, "its lines define weight, denominator, shift and rescale")
-    if found.type in ("NAME", "IF", "ELSE", "NOT", "AND", "OR", "TRUE", "FALSE"):
+    if found.type in ("NAME", "IF", "ELSE", "NOT", "AND", "OR", "IN", "TRUE", "FALSE"):
         close = difflib.get_close_matches(found.text[:40].lower(), STATEMENTS, 1, 0.75)
         if close:
             fix = f"write `{close[0]}`"
@@ -102,7 +112,7 @@ def _no_statement(place: Place) -> Diagnostic:
             fix = f"write `let {found.text} …` to define it"
         elif found.type == "NAME" and after is not None and after.type == "COLON":
             fix = f"write `param {found.text}: …` to declare it"
-        elif found.type in ("AND", "OR"):
+        elif found.type in ("AND", "OR", "IN"):
             fix = f"end the line above with `{found.text}`, or put the whole value in brackets, for it to go on here"
         elif found.type in ("IF", "ELSE", "NOT"):
             fix = "put the whole value in brackets, for it to go on here"
@@ -137,6 +147,8 @@ def _value_missing(place: Place) -> Diagnostic:
     if found.type == "NOT":
         message = f"`not` binds less than {_describe(last)} in front of it"
         return place.error("syntax", message, "put brackets around it: (not …)")
+    if last.type == "IN" and found.type in ("LSQB", "LBRACE"):
+        return place.error("list", f"`in` looks in a tensor param, and `{found.text}` comes", _FEW_VALUES)
     if found.type == "PLUS":
         return place.error("missing-value", f"{_describe(last)} has no value behind it: `+` comes", "leave out the `+`")
     if found.type == "IF":
@@ -163,14 +175,12 @@ def _operator_missing(place: Place) -> Diagnostic:
     if found.type == "EQUALS":
         message = "`=` defines and can't stand inside an expression"
         return place.error("assignment", message, "write `==` to compare")
-    if found.type in _OPERANDS or found.type == "NOT":
+    if found.type in _OPERANDS:
         words = {"is": "write `==`", "xor": "write `!=`", "mod": "write `%`", "then": "write `A if CONDITION else B`"}
         if found.type == "NAME" and found.text == "where":
             fix = "only a param has a `where`; write `assume` for a fact, `A if CONDITION else B` for a choice"
         elif found.type == "NAME" and found.text in words:
             fix = words[found.text]
-        elif found.type == "NOT":
-            fix = "`a not in b` is no operator here; write `and not` or `!=`"
         elif last.type in ("NUMBER", "RPAR", "RSQB") and found.type in ("NAME", "NUMBER"):
             fix = "write `*` between them for a product"
         else:
@@ -186,6 +196,8 @@ def _operator_missing(place: Place) -> Diagnostic:
             fix = "write `*` for a product; only a name can be called"
         message = f"`{found.text}` follows {_describe(last)} without an operator"
         return place.error("missing-operator", message, fix)
+    if found.type == "COMMA" and "COMMA" not in place.expected and _last(place, "IN") is not None:
+        return place.error("list", "`in` looks in a tensor param, and these are several values", _FEW_VALUES)
     if found.type == "COMMA" and "COMMA" not in place.expected:
         message = "a `,` only separates arguments, indices and tile sizes"
         return place.error("syntax", message, "write `and` to demand both, or leave it out")

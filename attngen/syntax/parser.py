@@ -28,7 +28,7 @@ from attngen.syntax.messages import Place, explain
 
 _State = ParserState[Any]
 
-RESERVED = ("if", "else", "and", "or", "not", "true", "false")
+RESERVED = ("if", "else", "and", "or", "not", "in", "true", "false")
 """Words that can't be names anywhere. The words that begin statements can: only their place makes them special."""
 
 

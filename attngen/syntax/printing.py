@@ -67,6 +67,7 @@ _BREAK = {
     "GE": 5,
     "EQ": 5,
     "NE": 5,
+    "IN": 5,
     "BAR": 5,
     "CARET": 5,
     "AMPERSAND": 5,
@@ -169,6 +170,16 @@ class _Printer:
             self.add("RPAR", ")")
         return self
 
+    def operator(self, op: str) -> _Printer:
+        """A comparison's; that of two words is one of each."""
+        match op:
+            case "in":
+                return self.word("in")
+            case "not in":
+                return self.word("not").word("in")
+            case _:
+                return self.add(_OPERATOR[op], op)
+
     def separator(self, number: int) -> _Printer:
         return self.add("COMMA", ",") if number else self
 
@@ -245,7 +256,7 @@ class _Printer:
             case ast.Compare():
                 self.expression(e.operands[0], own + 1)
                 for op, operand in zip(e.ops, e.operands[1:], strict=True):
-                    self.add(_OPERATOR[op], op).expression(operand, own + 1)
+                    self.operator(op).expression(operand, own + 1)
                 return self
             case ast.IfElse():
                 self.expression(e.then, 1).word("if").expression(e.condition, 1)

@@ -87,9 +87,10 @@ def test_examples_are_closed_and_typed(path: Path) -> None:
     expressions = [a.score, a.mask, *a.assumes, a.normalizer.weight]
     for node in (n for e in expressions for n in walk.nodes(e)):
         if isinstance(node, Load):
-            assert len(node.indices) == len(params[node.param].shape)
-            assert all(i.type is Type.INT for i in node.indices)
-            assert node.type is params[node.param].type
+            listed = node.member is not None
+            assert len(node.indices) == len(params[node.param].shape) - listed
+            assert all(i.type is Type.INT for i in walk.children(node))
+            assert node.type is (Type.BOOL if listed else params[node.param].type)
         elif isinstance(node, Scalar):
             assert params[node.param].is_scalar
         elif isinstance(node, Apply):
