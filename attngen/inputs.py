@@ -20,11 +20,13 @@ from attngen.errors import UsageError
 from attngen.ir import build, printing, walk
 from attngen.ir.attention import Attention, Param
 from attngen.ir.evaluate import Array, evaluate
+from attngen.ir.lists import empty_sizes
 from attngen.ir.nodes import SIZES, Apply, Expr, Literal, Op, Storage, Symbol, Type
 
 Value: TypeAlias = bool | int | float | Array
 
 _GRID = 1_000_000  # sizes tried at once
+_FEW = 3  # elements of a list
 
 
 class Ints(StrEnum):
@@ -44,9 +46,11 @@ def settle(
     """The sizes closest to `wanted` that fulfil every `assume` about sizes alone; those named in `fixed` stay.
 
     `wanted` gives every one of the language's sizes; a size bound at the call is taken as long as the keys unless it is
-    given. Sizes are at least 1, or with `empty` 0. Raises `UsageError` where nothing near fits.
+    given, one of lists alone as a few. Sizes are at least 1, or with `empty` 0. Raises `UsageError` where nothing near
+    fits.
     """
-    target = {name: wanted.get(name, wanted["Sk"]) for name in (*SIZES, *attention.sizes)}
+    lists = empty_sizes(attention)
+    target = {name: wanted.get(name, _FEW if name in lists else wanted["Sk"]) for name in (*SIZES, *attention.sizes)}
     facts = [fact for fact in attention.assumes if not walk.params(fact) and walk.symbols(fact) <= set(target)]
     free = [name for name in target if name not in fixed and any(walk.reads(fact, name) for fact in facts)]
     if "Hq" in free or "Hkv" in free:
@@ -87,12 +91,14 @@ def _sizes_text(sizes: Mapping[str, int]) -> str:
 def sizes_of(attention: Attention, data: Mapping[str, Array]) -> dict[str, int]:
     """The sizes that the shapes of tensor params say. Raises `UsageError` where they say two."""
     found: dict[str, int] = {}
+    empty = [build.index(name) for name in empty_sizes(attention)]
     for name, value in data.items():
         param = _named(attention, name)
         dims = ", ".join(map(printing.expression, param.shape))
         if param.is_scalar:
             raise UsageError(f"param `{name}` is a scalar; only tensors can be given data")
-        if value.ndim != len(param.shape) or 0 in value.shape:
+        lengths = zip(param.shape, value.shape, strict=False)
+        if value.ndim != len(param.shape) or any(n == 0 and dim not in empty for dim, n in lengths):
             raise UsageError(f"param `{name}` has the shape ({dims}), and its data {value.shape}")
         for dim, n in zip(param.shape, value.shape, strict=True):
             if isinstance(dim, Symbol) and found.setdefault(dim.id, n) != n:
@@ -306,7 +312,11 @@ def _tensor(
     drafts: list[Array]
     match param.type:
         case Type.INT:
-            if along:
+            sought = _sought(attention, param, sizes, known)
+            if sought is not None:
+                full = rng.integers(sought[0], sought[1] + 1, shape)
+                drafts = [np.where(rng.random(shape) < _ABSENT, -1, full), full]
+            elif along:
                 drafts = [_runs(shape, rng)]
             elif sequences:
                 drafts = [rng.integers(0, 4, shape)]
@@ -334,6 +344,26 @@ def _tensor(
     if good.all():
         return value
     return np.where(good, value, _first(param, _scalar_candidates(param.storage, length), facts, sizes, known))
+
+
+_ABSENT = 0.2
+"""So much of a list is -1, which equals nothing."""
+
+
+def _sought(
+    attention: Attention, param: Param, sizes: Mapping[str, int], known: Mapping[str, Value]
+) -> tuple[int, int] | None:
+    """The least and greatest int, from 0 on, that `in` looks for in the param's lists; None where it looks in none."""
+    roots = (attention.mask, attention.score)
+    members = [load.member for root in roots for load in walk.loads(root) if load.param == param.name and load.member]
+    if not members:
+        return None
+    positions = {"q": np.arange(sizes["Sq"])[:, None], "k": np.arange(sizes["Sk"])}
+    env = {**sizes, "b": 0, "h": 0, "hkv": 0, **positions}
+    known_members = [e for e in members if walk.symbols(e) <= env.keys() and set(walk.params(e)) <= known.keys()]
+    found = [evaluate(e, env, known) for e in known_members] or [positions["k"]]
+    most = max(int(x.max(initial=0)) for x in found)
+    return min(max(min(int(x.min(initial=most)) for x in found), 0), most), most
 
 
 def _runs(shape: tuple[int, ...], rng: np.random.Generator) -> Array:

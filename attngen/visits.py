@@ -70,7 +70,7 @@ def asked(kernel: Planned, q_range: Any, k_range: Any, Sq: Any, Sk: Any, params:
     check_stretch(spec.name, "k_range", k_range, "Sk", Sk)
     sizes: dict[str, int] = {"Sq": Sq, "Sk": Sk}
     given = {n: x for n, x in params.items() if x is not None and n in read_params(spec.mask)}
-    shapes = check_params(spec.name, spec.params, given, sizes)
+    shapes = check_params(spec, given, sizes)
     values = {n: as_array(x, spec.param(n).type) for n, x in given.items()}
     values = {n: np.broadcast_to(x, shapes[n]) if n in shapes else x for n, x in values.items()}
     for p in spec.params:
@@ -346,9 +346,9 @@ def _told_apart(mask: Expr, given: Mapping[str, Any]) -> frozenset[str]:
     def one_for_all(e: Expr) -> Expr | None:
         if not isinstance(e, Load):
             return None
-        lengths = np.shape(given[e.param])
+        lengths = np.shape(given[e.param])[: len(e.indices)]
         kept = (integer(0) if n == 1 else transform(i, one_for_all) for i, n in zip(e.indices, lengths, strict=True))
-        return replace(e, indices=tuple(kept))
+        return replace(e, indices=tuple(kept), member=e.member and transform(e.member, one_for_all))
 
     return symbols(transform(mask, one_for_all))
 

@@ -102,6 +102,13 @@ class Writer:
         return replace(found, text=f"‘{name}’") if name in _OWN_LETTERS else found
 
     def _load(self, e: Load) -> Math:
+        return self._element(e) if e.member is None else self._member(e.member, "in", e)
+
+    def _member(self, member: Expr, sign: str, lists: Load) -> Math:
+        """`k ∈ t[i]`."""
+        return n.compared(self(member), (sign, self._element(lists) if lists.indices else self._param(lists.param)))
+
+    def _element(self, e: Load) -> Math:
         indices = [self(i) for i in e.indices]
         under = n.indexed(n.roman(e.param), indices)
         if all(isinstance(i, Symbol | Literal) and i not in self.names for i in e.indices):
@@ -135,6 +142,8 @@ class Writer:
             case Op.LT | Op.LE | Op.EQ | Op.NE:
                 return self._comparison(e)
             case Op.NOT:
+                if isinstance(args[0], Load) and args[0].member is not None:
+                    return self._member(args[0].member, "not in", args[0])
                 return n.negated(self(args[0]))
             case Op.AND:
                 return n.conjoined(self.conjuncts(args), "and")

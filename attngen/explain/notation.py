@@ -79,6 +79,7 @@ _RELATIONS = {
     ">=": r"\geq",
     "!=": r"\neq",
     "in": r"\in",
+    "not in": r"\notin",
     "or in": r"\cup",
 }
 _UNICODE = {
@@ -87,6 +88,7 @@ _UNICODE = {
     ">=": "≥",
     "!=": "≠",
     "in": "∈",
+    "not in": "∉",
     "or in": "∪",
 }
 _DIGITS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")

@@ -60,7 +60,7 @@ class Corner:
 
 def access(load: Load, param: Param, facts: Facts) -> Access:
     axes: list[AxisAccess] = []
-    for i, size in zip(load.indices, param.shape, strict=True):
+    for i, size in param.axes(load):
         pair = (i.id, size.id) if isinstance(i, Symbol) and isinstance(size, Symbol) else None
         if pair in _MATCHING:
             axes.append(AxisAccess(pair in _CLAMPED, low=False, high=False))
@@ -79,6 +79,8 @@ def accesses(expressions: Iterable[Expr], params: Iterable[Param], facts: Facts)
 
 def corner(load: Load) -> Corner | None:
     """None where no index, or more than one, differs from pair to pair, or where it goes both ways or reads q . k."""
+    if load.member is not None:
+        return None
     levels = [level_of(i) for i in load.indices]
     pairs = [axis for axis, level in enumerate(levels) if level is Level.PAIR]
     if len(pairs) != 1 or any(level not in (Level.PAIR, Level.HEAD) for level in levels):

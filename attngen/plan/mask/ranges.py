@@ -7,8 +7,9 @@ Bounds are int expressions over the tile's ends, sizes, scalars, and loads that 
 The rules: a comparison is brought to the form `c * t + rest <= 0` with one term `t` that holds the axis; `t` is peeled
 (`//` by a positive divisor, abs, min, max) down to the axis itself, which gives a half-line whose end is bounded over
 the held tile (`extremes`): `any` takes the looser end, `all` the tighter. `and` meets, `or` joins. Whatever does not
-fit gives `any` = everything, `all` = nothing, which is always true. Comparisons of row data with column data are left
-to `data_tests`, and so are the elements of `named` params: bools for each pair, which kernels of the target read ahead.
+fit, such as `in`, gives `any` = everything, `all` = nothing, which is always true. Comparisons of row data with column
+data are left to `data_tests`, and so are the elements of `named` params: bools for each pair, which kernels of the
+target read ahead.
 A comparison whose ints a condition on the axis chooses (`lifting`) becomes one of two, under that condition.
 """
 
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from attngen.ir import build
 from attngen.ir.build import FALSE, add, floordiv, index, integer, mul, neg, select, sub
 from attngen.ir.nodes import Apply, Expr, Load, Op, Symbol, Type
-from attngen.ir.walk import reads
+from attngen.ir.walk import looks_in_lists, reads
 from attngen.plan.ints.facts import Facts
 from attngen.plan.ints.linear import from_linear, linear
 from attngen.plan.ints.width import fits, rounds
@@ -77,6 +78,8 @@ class _Solver:
         return Pair(self.everything(), ())
 
     def solve(self, c: Expr) -> Pair:
+        if looks_in_lists(c) and not (isinstance(c, Apply) and c.op in (Op.AND, Op.OR)):
+            return self.unknown()
         if not reads(c, self.axis) and not reads_data(c, self.other):
             return self.row_condition(c)
         if self.of_pairs(c):

@@ -25,7 +25,7 @@ Memo: TypeAlias = dict[Expr, Expr | None]
 def distance_index(leaf: Load) -> tuple[Expr, ...] | None:
     """The indices as functions of `distance` = q - k, and of the head; None where they depend on q and k otherwise,
     q . k among them: it differs from pair to pair whatever else the index reads."""
-    if any(loads(i) or reads(i, "qk") for i in leaf.indices):
+    if leaf.member is not None or any(loads(i) or reads(i, "qk") for i in leaf.indices):
         return None
     found: list[Expr] = []
     for i in leaf.indices:

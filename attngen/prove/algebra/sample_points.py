@@ -53,6 +53,10 @@ class Point:
             return value
         raise Undefined
 
+    def holds(self, name: str, index: tuple[int, ...], member: int) -> bool:
+        """Whether a list has a member: none has one below 0."""
+        return member >= 0 and zlib.crc32(f"{member} in {name} {index} {self.seed}".encode()) % 2 == 1
+
     def reads(self, leaf: Expr) -> tuple[int, ...]:
         """The index of the element that a load reads. Raises `Undefined` where it has none."""
         return tuple(int(self.value(i)) for i in leaf.indices) if isinstance(leaf, Load) else ()
@@ -82,6 +86,8 @@ class Point:
                     case Load():
                         index = tuple(int(_Evaluation(self).value(i)) for i in node.indices)
                         name = f"{node.param}[{', '.join(map(str, index))}]"
+                        if node.member is not None:
+                            name = f"{int(_Evaluation(self).value(node.member))} in {name if index else node.param}"
                         found.setdefault(name, _plain(_Evaluation(self).value(node)))
                     case Literal() | Apply():
                         pass
@@ -300,7 +306,10 @@ class _Evaluation:
             case Load():
                 if e.param not in at.params:
                     raise Undefined
-                return at.element(e.param, tuple(int(self.value(i)) for i in e.indices))
+                index = tuple(int(self.value(i)) for i in e.indices)
+                if e.member is not None:
+                    return at.holds(e.param, index, int(self.value(e.member)))
+                return at.element(e.param, index)
             case Apply(op=Op.AND):
                 return all(self.value(a) for a in e.args)
             case Apply(op=Op.OR):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import assert_never
 
 from attngen.ir.nodes import COMPARISONS, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
-from attngen.ir.walk import nodes
+from attngen.ir.walk import children, nodes
 from attngen.prove.algebra.assumptions import Assumptions
 from attngen.prove.algebra.sympy_door import ABOVE, AT, LN2, Term, constant, expanded, sp
 from attngen.prove.algebra.term_size import price
@@ -85,8 +85,10 @@ class Reading:
                 return sp.Symbol(f"param {e.param}", **self._world.signs[e.param])
             case Load():
                 plain = self._without_cases()
-                indices = tuple(self._expanded(plain.term(i)) for i in e.indices)
-                return self._atom(f"param {e.param}", indices, self._world.signs[e.param])
+                parts = tuple(self._expanded(plain.term(i)) for i in children(e))
+                if e.member is not None:
+                    return self._atom(f"list {e.param}", parts, {"integer": True, "nonnegative": True})
+                return self._atom(f"param {e.param}", parts, self._world.signs[e.param])
             case Apply():
                 return self._apply(e)
             case _:

@@ -24,7 +24,7 @@ from attngen.errors import InternalError
 from attngen.ir.attention import Attention, Param
 from attngen.ir.axes import expressions
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Storage, Symbol, Type
-from attngen.ir.walk import symbols
+from attngen.ir.walk import children, symbols
 from attngen.prove.budget.watchdog import OutOfTime
 from attngen.prove.budget.work import Work, out_of_work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Open, Term, element_name
@@ -148,9 +148,14 @@ class SolverContext:
 
     def _load(self, e: Load, at: Mapping[str, Term]) -> Term:
         param = self.params[e.param]
-        indices = [self.term(i, at) for i in e.indices]
-        inside = [z3.And(i >= 0, i < self.term(d)) for i, d in zip(indices, param.shape, strict=True)]
-        element = self._function(f"param {e.param}", [self._sort(Type.INT)] * len(indices), e.type)(*indices)
+        parts = [self.term(i, at) for i in children(e)]
+        kind = "param" if e.member is None else "list"
+        element = self._function(f"{kind} {e.param}", [self._sort(Type.INT)] * len(parts), e.type)(*parts)
+        if e.member is not None:  # true or false: nothing is known of what a list holds
+            if not (self._zeros or at):
+                self._names[element_name(e)] = element
+            return element
+        inside = [z3.And(i >= 0, i < self.term(d)) for i, d in zip(parts, param.shape, strict=True)]
         if param.storage is not Storage.INT and param.storage.ends is not None:
             low, high = param.storage.ends
             self._facts.append(z3.And(element >= low, element <= high))

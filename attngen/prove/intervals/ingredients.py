@@ -33,7 +33,7 @@ def inner_first(roots: Iterable[Expr]) -> tuple[Load, ...]:
     def visit(e: Expr) -> None:
         for load in walk.loads(e):
             if load not in found:
-                for x in load.indices:
+                for x in walk.children(load):
                     visit(x)
                 found[load] = None
 

@@ -137,6 +137,8 @@ class Values(ABC):
                 return i.between(*storage.ends)
 
     def _load(self, e: Load) -> Interval:
+        if e.member is not None:
+            return i.ANY_BOOL_AS_INT
         element = self._element(e.param)
         indices = [self.of(x) for x in e.indices]
         if any(x.nan for x in indices):
@@ -145,10 +147,9 @@ class Values(ABC):
 
     def inside(self, e: Load) -> bool:
         """Whether the index lies inside the tensor for certain; outside, the element is 0."""
-        shape = self.params[e.param].shape
         return all(
             self._is_remainder(x, dim) or (self.of(x).least >= 0 and self.at_most(build.sub(x, dim)) < 0)
-            for x, dim in zip(e.indices, shape, strict=True)
+            for x, dim in self.params[e.param].axes(e)
         )
 
     def _is_remainder(self, x: Expr, dim: Expr) -> bool:

@@ -66,16 +66,16 @@ def _rows(plan: KernelPlan, work: Work) -> Claim:
 
 def _claim(plan: KernelPlan, load: Load, access: Access | None, work: Work) -> Claim:
     text = printing.expression(load)
-    sentence = f"every element that `{text}` reads is inside `{load.param}`"
+    what = "element" if load.member is None else "list"
+    sentence = f"every {what} that `{text}` reads is inside `{load.param}`"
     if access is None or len(access.axes) != len(load.indices):
         unknown = Unknown("structure", "the plan does not say how this load is guarded")
         return Claim(text, sentence, unknown, span=load.span)
     methods: list[str] = []
-    for axis, (tested, dim) in enumerate(zip(access.axes, plan.attention.param(load.param).shape, strict=True)):
+    for tested, (index, dim) in zip(access.axes, plan.attention.param(load.param).axes(load), strict=True):
         if tested.low and tested.high:
             methods.append("compared in the kernel")
             continue
-        index = load.indices[axis]
         answer = _inside(SolverContext(checked(plan.attention)), _of_any_floats(index), tested, dim, work)
         if isinstance(answer, Fails) and _reads_floats(index):
             # Any int would do. Is it one that some floats give?
@@ -94,7 +94,7 @@ def _claim(plan: KernelPlan, load: Load, access: Access | None, work: Work) -> C
         if not isinstance(answer, Holds):
             return Claim(text, sentence, Unknown("z3", answer.reason), span=load.span)
         methods.append("z3, clamped" if tested.clamped else "z3")
-    return Claim(text, sentence, Proved("; ".join(dict.fromkeys(methods))), span=load.span)
+    return Claim(text, sentence, Proved("; ".join(dict.fromkeys(methods)) or "structure"), span=load.span)
 
 
 def _reads_floats(index: Expr) -> bool:

@@ -68,7 +68,7 @@ def _domain(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
     """Every `//`, `%`, int power and conversion to int has a value wherever it is evaluated."""
     a = plan.attention
     places: list[tuple[Expr, tuple[Expr, ...]]] = [(a.mask, ()), (a.score, (a.mask,))]
-    places += [(i, (a.mask,)) for load in walk.loads(a.score) for i in load.indices]
+    places += [(i, (a.mask,)) for load in walk.loads(a.score) for i in walk.children(load)]
     n = a.normalizer
     places += [(e, ()) for e in (n.weight, n.extra, n.stream_weight, n.rescale, a.dropout) if e is not None]
     places += [(d, ()) for p in a.params for d in p.shape]

@@ -141,7 +141,9 @@ def _reads(attention: Attention) -> tuple[Read, ...]:
     seen: set[tuple[int, tuple[Expr, ...]]] = set()
     for root, conditions in roots:
         for load, under in _loads(root, conditions, seen):
-            for index, dim in zip(load.indices, attention.param(load.param).shape, strict=True):
+            if load.member is not None:
+                continue  # outside its tensor a list is empty
+            for index, dim in attention.param(load.param).axes(load):
                 found[Read(load, index, dim, under)] = None
     return tuple(found)
 

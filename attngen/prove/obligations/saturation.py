@@ -151,7 +151,7 @@ def _claim(plan: KernelPlan, subject: str, uses: str, observers: Sequence[_Obser
 def _values(plan: KernelPlan) -> Iterator[_Observer]:
     for root in evaluated(plan):
         for node in nodes(root):
-            if isinstance(node, Load) and node.indices:
+            if isinstance(node, Load):
                 yield _Observer(node, _Use.VALUE)
             elif isinstance(node, Apply) and any(a.type is Type.INT for a in node.args):
                 if node.op in _COMPARISONS:

@@ -83,7 +83,7 @@ class _Problem:
             valid &= self.sampler.value(condition, samples, n)
         for load in self.loads:
             where = self.attention.param(load.param).where
-            if where is not None:
+            if where is not None and load.member is None:
                 inside = self._inside(load, samples, n)
                 put = walk.substitute(where, {Scalar(load.param, load.type): load})
                 valid &= self.sampler.value(put, samples, n) | ~inside
@@ -96,7 +96,7 @@ class _Problem:
 
     def _inside(self, load: Load, samples: Samples, n: int) -> Array:
         inside = np.ones(n, np.bool_)
-        for x, dim in zip(load.indices, self.attention.param(load.param).shape, strict=True):
+        for x, dim in self.attention.param(load.param).axes(load):
             where = self.sampler.value(x, samples, n)
             inside &= (where >= 0) & (where < self.sampler.value(dim, samples, n))
         return inside

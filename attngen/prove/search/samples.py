@@ -15,7 +15,7 @@ import numpy as np
 
 from attngen import inputs
 from attngen.errors import UsageError
-from attngen.ir import build
+from attngen.ir import build, walk
 from attngen.ir.attention import Attention
 from attngen.ir.evaluate import Array, Tape, evaluate
 from attngen.ir.nodes import Expr, Load, Scalar, Storage, Symbol, Type
@@ -143,19 +143,20 @@ class Sampler:
     def with_loads(self, samples: Samples, *, fresh: bool = True) -> Samples:
         """`samples` with an array for each load, those inside indices first."""
         n = len(next(iter(samples.leaves.values())))
-        indices: dict[str, list[tuple[list[Array], Array]]] = {}
+        indices: dict[tuple[str, bool], list[tuple[list[Array], Array]]] = {}
         for load in self.loads:
             param = self.attention.param(load.param)
-            at = [self.value(x, samples, n) for x in load.indices]
-            own = self._numbers(param.storage, n) if fresh else samples.leaves[load]
+            at = [self.value(x, samples, n) for x in walk.children(load)]
+            listed = load.member is not None
+            own = self._numbers(Storage.BOOL if listed else param.storage, n) if fresh else samples.leaves[load]
             inside = np.ones(n, np.bool_)
-            for where, dim in zip(at, param.shape, strict=True):
+            for where, (_, dim) in zip(at, param.axes(load), strict=False):
                 inside &= (where >= 0) & (where < self.value(dim, samples, n))
             own = np.where(inside, own, np.zeros((), own.dtype))
-            for other, values in indices.setdefault(load.param, []):
+            for other, values in indices.setdefault((load.param, listed), []):
                 same = np.logical_and.reduce([a == b for a, b in zip(at, other, strict=True)])
                 own = np.where(same, values, own)
-            indices[load.param].append((at, own))
+            indices[load.param, listed].append((at, own))
             samples.leaves[load] = own
         return samples
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from attngen.ir import build, printing, walk
 from attngen.ir.attention import Attention
-from attngen.ir.nodes import Expr, Load
+from attngen.ir.nodes import Expr, Load, Type
 from attngen.prove.intervals.ingredients import Value
 
 
@@ -33,13 +33,13 @@ class Witness:
         """The same inputs with other positions and sizes; None where the elements that are read do not go with them."""
         values: dict[Expr, Value] = {**dict(self.values), **positions}
         there = replace(self, values=tuple(values.items()))
-        elements: dict[tuple[str, tuple[float, ...]], Value] = {}
+        elements: dict[tuple[str, Type, tuple[float, ...]], Value] = {}
         for leaf, value in self.values:
             if isinstance(leaf, Load):
-                at = tuple(there.at(index) for index in leaf.indices)
-                if elements.setdefault((leaf.param, at), value) != value:
+                at = tuple(there.at(index) for index in walk.children(leaf))
+                if elements.setdefault((leaf.param, leaf.type, at), value) != value:
                     return None
-                for index, new, dim in zip(leaf.indices, at, a.param(leaf.param).shape, strict=True):
+                for (index, dim), new in zip(a.param(leaf.param).axes(leaf), at, strict=False):
                     if new != self.at(index) and not 0 <= new < int(values.get(dim, 0)):
                         return None
         return there
