@@ -17,7 +17,7 @@ import numpy as np
 
 from attngen.errors import UsageError
 from attngen.ir.nodes import Load, Scalar, Symbol, Type
-from attngen.ir.walk import params as read_params
+from attngen.ir.walk import children, params as read_params
 from attngen.part_sums import Arrays, Part, own_term, readable_term
 from attngen.piece_arguments import Checks
 from attngen.pieces import Kernel, Place, check_seed, checked_params, over_rows, required, term_shapes
@@ -150,13 +150,15 @@ def _own_term(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
             case Scalar():
                 return f"values[{e.param!r}]"
             case Load():
-                return f"_element(values[{e.param!r}], {', '.join(map(printer.text, e.indices))})"
+                by = "_element" if e.member is None else "_listed"
+                return f"{by}(values[{e.param!r}], {', '.join(map(printer.text, children(e)))})"
 
     printer = Printer(kernel.plan.choices, leaf)
     found: dict[str, Any] = {
         **kernel.function.__globals__,
         "values": values,
         "_element": _element,
+        "_listed": _listed,
         "at_Hq": lse.shape[1],
         "at_h": jnp.arange(lse.shape[1]).reshape(1, -1, 1),
         "at_b": jnp.arange(lse.shape[0]).reshape(-1, 1, 1),
@@ -175,6 +177,18 @@ def _element(x: Any, *index: Any) -> Any:
     ends: list[tuple[Any, int]] = list(zip(at, x.shape, strict=True))
     inside: Any = functools.reduce(jnp.logical_and, ((i >= 0) & (i < size) for i, size in ends))
     return jnp.where(inside, x[tuple(jnp.clip(i, 0, max(size - 1, 0)) for i, size in ends)], jnp.zeros((), x.dtype))
+
+
+def _listed(x: Any, *place: Any) -> Any:
+    """Whether the list x[index] has the member; `place` is the index, then the member."""
+    *index, member = map(jnp.asarray, place)
+    inside: Any = functools.reduce(
+        jnp.logical_and, ((i >= 0) & (i < n) for i, n in zip(index, x.shape, strict=False)), member >= 0
+    )
+    if 0 in x.shape:
+        return jnp.zeros_like(inside)
+    lists = x[tuple(jnp.clip(i, 0, n - 1) for i, n in zip(index, x.shape, strict=False))]
+    return inside & jnp.any(lists == member[..., None], -1)
 
 
 # ---------------------------------------------------------------- backward

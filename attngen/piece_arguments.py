@@ -16,6 +16,7 @@ from attngen.foreign import answer
 from attngen.ir import printing
 from attngen.ir.attention import Attention, Param
 from attngen.ir.build import index, integer
+from attngen.ir.lists import empty_sizes
 from attngen.ir.nodes import SIZES, Expr, Literal, Symbol, Type
 from attngen.ir.pieces import LONGEST
 from attngen.ir.walk import substitute, symbols
@@ -102,7 +103,7 @@ class Checks:
 
     def check_facts(self, spec: Attention, sizes: Mapping[str, int], params: Mapping[str, Any]) -> None:
         """The shapes of params, which are those of the whole sequence, and what the spec assumes of sizes."""
-        check_params(self.name, spec.params, {n: x for n, x in params.items() if x is not None}, sizes)
+        check_params(spec, {n: x for n, x in params.items() if x is not None}, sizes)
         for fact in spec.assumes:
             here = substitute(fact, {index(n): integer(size) for n, size in sizes.items()})
             if isinstance(here, Literal) and not here.value:
@@ -217,13 +218,13 @@ def check_known(name: str, params: Sequence[Param], given: Iterable[str]) -> Non
 
 
 def check_params(
-    name: str, params: Sequence[Param], given: Mapping[str, Any], sizes: Mapping[str, int]
+    spec: Attention, given: Mapping[str, Any], sizes: Mapping[str, int], *, scalars_only: bool = False
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of the params that are given, whose dims of size 1 are repeated; `sizes` are those that are known."""
-    known = dict(sizes)
+    name, known, empty = spec.name, dict(sizes), empty_sizes(spec)
     shapes: dict[str, tuple[int, ...]] = {}
-    for p in params:
-        if p.name not in given:
+    for p in spec.params:
+        if p.name not in given or (scalars_only and p.shape):
             continue
         x, dims = given[p.name], ", ".join(map(printing.expression, p.shape))
         own = tuple(getattr(x, "shape", ()))
@@ -239,7 +240,7 @@ def check_params(
             if any(have not in (1, want) for have, want in zip(own, wanted, strict=True)):
                 raise UsageError(f"{name}: {p.name} must have shape ({dims}) = {wanted}, not {own}")
             for dim, n in zip(p.shape, own, strict=True):
-                if n < 1 and isinstance(dim, Symbol) and dim.id not in SIZES:
+                if n < 1 and isinstance(dim, Symbol) and dim.id not in {*SIZES, *empty}:
                     raise UsageError(f"{name}: {p.name} must have an element at least along {dim.id}, not shape {own}")
             shapes[p.name] = wanted
     return shapes

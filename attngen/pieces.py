@@ -283,14 +283,16 @@ def own_term_of(name: str, spec: Attention, plan: KernelPlan) -> Callable[[Any, 
     """The function that evaluates the denominator's own term, of the lines that a generated file has for it."""
     import torch
 
+    from attngen.emit.torch_shared.calls import PLAIN
     from attngen.emit.torch_shared.own_term import own_lines
+    from attngen.runtime.exported.arguments import list_holds
 
     def refuse(message: str) -> None:
         raise UsageError(f"{name}: {message}")
 
     term = readable_term(name, plan.weights)
-    lines = ("return None",) if term is None else own_lines(spec, term, refuse="_refuse", element="_element")
-    found: dict[str, Any] = {"torch": torch, "_refuse": refuse, "_element": _element}
+    lines = ("return None",) if term is None else own_lines(spec, term, refuse="_refuse", calls=PLAIN)
+    found: dict[str, Any] = {"torch": torch, "_refuse": refuse, "_element": _element, "_listed": list_holds}
     exec("\n    ".join(("def own_term(lse, params, cu_seqlens_q):", *lines)), found)
     return found["own_term"]
 
@@ -298,7 +300,7 @@ def own_term_of(name: str, spec: Attention, plan: KernelPlan) -> Callable[[Any, 
 def term_shapes(kernel: Kernel, given: Mapping[str, Any], lse: Any) -> dict[str, tuple[int, ...]]:
     """Of the tensors that the denominator's own term reads. Raises `UsageError` where one does not fit."""
     sizes = {"Hq": lse.shape[-2], **({"B": lse.shape[0]} if lse.ndim == 3 else {})}
-    return check_params(kernel.name, kernel.spec.params, given, sizes)
+    return check_params(kernel.spec, given, sizes)
 
 
 def _element(x: Any, *index: Any) -> Any:

@@ -26,6 +26,8 @@ from attngen.plan.ints.guards import access
 
 _NAMES = "math torch modifiers SCALED scale sizes params score score_mod mask_mod b h q k hkv"
 _RESERVED = frozenset(_NAMES.split())
+_UNROLLED = 64
+"""Elements of a list that `in` compares one by one."""
 _SCALED = Symbol("score", Type.FLOAT)
 _INFIX = {
     Op.ADD: ("+", 5), Op.SUB: ("-", 5), Op.MUL: ("*", 6), Op.DIV: ("/", 6), Op.FLOORDIV: ("//", 6), Op.MOD: ("%", 6),
@@ -47,7 +49,18 @@ def limit(attention: Attention) -> str:
     n = attention.normalizer
     if n.name != "softmax" or n.extra is not None:
         return f"FlexAttention has softmax alone, without a sink; here the normalizer is {n.name}"
-    return "FlexAttention drops no weights" if attention.dropout is not None else ""
+    if attention.dropout is not None:
+        return "FlexAttention drops no weights"
+    lists = {load.param for e in (attention.score, attention.mask) for load in walk.loads(e) if load.member is not None}
+    long = (p for p in attention.params if p.name in lists and not _is_unrolled(p.shape[-1]))
+    return next(
+        (f"a modifier has no loops: {p.name}'s last axis must be a const, {_UNROLLED} at most" for p in long), ""
+    )
+
+
+def _is_unrolled(dim: Expr) -> bool:
+    """Whether a list of this length is looked through without a loop."""
+    return isinstance(dim, Literal) and dim.value <= _UNROLLED
 
 
 def flex_source(attention: Attention) -> str:
@@ -138,19 +151,19 @@ class _Writer:
             case Symbol():
                 return ("h // (Hq // Hkv)", 6) if e.id == "hkv" else atom(e.id)
             case Load():
-                return self._load(e, [self._print(i, lines, bound, counts) for i in e.indices], lines)
+                return self._load(e, [self._print(i, lines, bound, counts) for i in walk.children(e)], lines)
             case Apply():
                 return self._apply(e, [self._print(a, lines, bound, counts) for a in e.args])
             case _:
                 assert_never(e)
 
-    def _load(self, e: Load, indices: list[Text], lines: list[str]) -> Text:
-        """An element, which is 0 outside of the tensor."""
+    def _load(self, e: Load, parts: list[Text], lines: list[str]) -> Text:
+        """An element, which is 0 outside of the tensor, or whether one of a list equals a number."""
         name, param = self.params[e.param], self.attention.param(e.param)
         found = access(e, param, facts(self.attention))
         inside: list[str] = []
         at: list[str] = []
-        for axis, (own, i, (text, _)) in enumerate(zip(found.axes, e.indices, indices, strict=True)):
+        for axis, (own, i, (text, _)) in enumerate(zip(found.axes, e.indices, parts, strict=False)):
             if (own.low or own.high) and not text.isidentifier():
                 lines.append(f"{(at_name := self.names.fresh('at'))} = {text}")
                 text = at_name
@@ -158,6 +171,11 @@ class _Writer:
             inside += [f"({text} < {name}.shape[{axis}])"] if own.high else []
             clamped = (own.low or own.high) and not _is_number(i)
             at.append(f"torch.clamp({text}, 0, {name}.shape[{axis}] - 1)" if clamped else text)
+        if e.member is not None:
+            length, member = param.shape[-1], parts[-1][0]
+            assert isinstance(length, Literal)  # or `limit` has refused
+            equal = (f"({name}[{', '.join((*at, str(i)))}] == ({member}))" for i in range(int(length.value)))
+            return (" & ".join((*inside, f"(({member}) >= 0)", "(" + " | ".join(equal) + ")")), 4)
         element = f"{name}[{', '.join(at)}]"
         if not inside:
             return atom(element)

@@ -152,6 +152,10 @@ class Pointer:
     def __sub__(self, offset: Any) -> Pointer:
         return Pointer(self.base, self.offset - np.asarray(plain(offset)).astype(np.int64))
 
+    def to(self, dtype: Any) -> Tile:
+        """The address."""
+        return Tile(self.base.ctypes.data + self.offset * self.base.itemsize)
+
     def places(self, *others: Any) -> list[np.ndarray]:
         offset, mask, *rest = np.broadcast_arrays(self.offset, *(np.asarray(plain(x)) for x in others))
         wanted = offset[mask]

@@ -182,8 +182,7 @@ def check_given(spec: Attention, sequences: Sequences, params: Mapping[str, Any]
     of its messages leaves the others waiting. Packed rows: see `check_packed_params`."""
     check_known(spec.name, spec.params, params)
     sizes = {} if sequences.packed else {"Sq": sequences.q[-1], "Sk": sequences.k[-1]}
-    own = tuple(p for p in spec.params if p.is_scalar or not sequences.packed)
-    check_params(spec.name, own, params, sizes)
+    check_params(spec, params, sizes, scalars_only=sequences.packed)
     if sequences.packed:
         check_packed_params(spec, sequences, params)
 

@@ -12,6 +12,7 @@ from attngen.emit.torch_shared import expressions as host_expressions
 from attngen.emit.torch_shared.facts import if_readable, need_lines
 from attngen.ir import printing
 from attngen.ir.attention import Param
+from attngen.ir.lists import empty_sizes
 from attngen.ir.nodes import SIZES, Expr, Load, Storage, Symbol, Type
 from attngen.ir.walk import nodes, params as read_params, symbols
 from attngen.plan.kernel import KernelPlan
@@ -30,12 +31,12 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], sizes: Mapping[
     attention = plan.attention
     names = {**{s: s for s in SIZES}, **sizes, **{p.keyword: p.name for p in params}}
     lines: list[str] = [_TURNED_LINE] if any(view.rank for view in params) else []
-    bound: set[str] = set()
+    empty, bound = empty_sizes(attention), set[str]()
     for view, param in zip(params, attention.params, strict=True):
         if param.is_scalar:
             lines += _scalar(view, param)
         else:
-            lines += _tensor(view, param, names, attention.sizes, bound)
+            lines += _tensor(view, param, names, attention.sizes, empty, bound)
     for view, param in zip(params, attention.params, strict=True):
         if param.is_scalar and param.where is not None:
             text = host_expressions.python(param.where, names)
@@ -102,8 +103,14 @@ def _about_sizes(fact: Expr, sizes: tuple[str, ...]) -> bool:
 
 
 def _tensor(
-    view: ParamView, param: Param, names: Mapping[str, str], sizes: tuple[str, ...], bound: set[str]
+    view: ParamView,
+    param: Param,
+    names: Mapping[str, str],
+    sizes: tuple[str, ...],
+    empty: frozenset[str],
+    bound: set[str],
 ) -> list[str]:
+    """`empty`: the sizes that may be 0."""
     name, key = view.name, view.keyword
     dims = ", ".join(map(printing.expression, param.shape))
     dtypes = _DTYPES[param.storage]
@@ -123,8 +130,9 @@ def _tensor(
         if isinstance(dim, Symbol) and dim.id in sizes and dim.id not in bound:
             bound.add(dim.id)
             lines.append(f"{names[dim.id]} = {name}.shape[{axis}]")
-            message = f"{key} must have an element at least along {dim.id}, not shape {{tuple({name}.shape)}}"
-            lines += _refuse(f"{names[dim.id]} < 1", message)
+            if dim.id not in empty:
+                message = f"{key} must have an element at least along {dim.id}, not shape {{tuple({name}.shape)}}"
+                lines += _refuse(f"{names[dim.id]} < 1", message)
     wanted = _shape(param, names)
     return [
         *lines,

@@ -10,7 +10,7 @@ from attngen.emit.jax_shared.expressions import Printer
 from attngen.emit.text.facts import FactsView, Target, about_elements, facts_view
 from attngen.emit.text.params import SMALL_INTS, ParamView
 from attngen.ir.nodes import SIZES, Expr, Load, Scalar, Storage, Symbol
-from attngen.ir.walk import symbols
+from attngen.ir.walk import children, symbols
 from attngen.plan.kernel import KernelPlan
 
 
@@ -41,7 +41,8 @@ def _jax_text(plan: KernelPlan, e: Expr, names: Mapping[str, str]) -> str:
             case Scalar():
                 return names[e.param]
             case Load():
-                return f"_element({names[e.param]}, {', '.join(printer.text(i) for i in e.indices)})"
+                by = "_element" if e.member is None else "_listed"
+                return f"{by}({names[e.param]}, {', '.join(map(printer.text, children(e)))})"
 
     printer = Printer(replace(plan.choices, wide=()), leaf)
     return printer.text(e)

@@ -14,7 +14,7 @@ from attngen.emit.text.names import Names
 from attngen.emit.text.params import ParamView
 from attngen.errors import InternalError
 from attngen.ir.nodes import SIZES, Expr, Load, Scalar, Symbol, Type
-from attngen.ir.walk import nodes
+from attngen.ir.walk import children, nodes
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.operands import Extent, Operand, operands
 from attngen.plan.score.distance import DISTANCE, distance_index
@@ -88,6 +88,8 @@ class Leaves:
         name = self.params[e.param]
         if isinstance(e, Scalar):
             return f"{name}.reshape(1, 1, 1, 1)"
+        if e.member is not None:
+            return self.gathered(name, children(e), "_listed")
         axes = [i.id for i in e.indices if isinstance(i, Symbol)]
         if len(axes) == len(e.indices) == len({_AXES.get(a) for a in axes} - {None}):
             at = ", ".join(str(_AXES[a]) for a in axes)
@@ -98,9 +100,9 @@ class Leaves:
             return f"jnp.repeat({text}, Hq // max(Hkv, 1), 1)" if spread and "hkv" in axes else text
         return self.gathered(name, e.indices)
 
-    def gathered(self, name: str, indices: tuple[Expr, ...]) -> str:
+    def gathered(self, name: str, indices: tuple[Expr, ...], by: str = "_element") -> str:
         printer = self.printer()
-        text = f"_element({name}, {', '.join(printer.text(i) for i in indices)})"
+        text = f"{by}({name}, {', '.join(printer.text(i) for i in indices)})"
         alone = not any(
             isinstance(n, Symbol) and (n.id in _POSITIONS or n == DISTANCE) for i in indices for n in nodes(i)
         )

@@ -10,6 +10,7 @@ from attngen.emit.text.params import ParamView
 from attngen.emit.torch.expressions import Leaf, Printer
 from attngen.errors import InternalError
 from attngen.ir.nodes import Load, Scalar, Symbol, Type
+from attngen.ir.walk import children
 from attngen.plan.kernel import KernelPlan
 
 POSITIONS = {"b": "batch", "h": "head", "hkv": "kv_head", "q": "q_idx", "k": "k_idx"}
@@ -40,6 +41,8 @@ class Leaves:
 
     def load(self, e: Load) -> str:
         name = self.params[e.param].name
+        if e.member is not None:
+            return f"_listed({name}, {', '.join(map(self.printer().text, children(e)))})"
         axes = own_axes(self.plan, e)
         if axes is not None and list(axes) == sorted(axes, key="bhqk".index):
             cells = ", ".join(SLICES[a] if a in axes else "None" for a in "bhqk")
@@ -60,7 +63,7 @@ class Leaves:
 def own_axes(plan: KernelPlan, e: Load) -> tuple[str, ...] | None:
     """The axes (of b, h, q, k) that the indices are, each once and of the dim's own size; None for anything else."""
     found: list[str] = []
-    for i, size in zip(e.indices, plan.attention.param(e.param).shape, strict=True):
+    for i, size in plan.attention.param(e.param).axes(e):
         if not (isinstance(i, Symbol) and isinstance(size, Symbol) and (i.id, size.id) in _AXES):
             return None
         found.append(i.id)

@@ -13,6 +13,7 @@ from attngen.emit.torch_shared.facts import if_readable, need_lines
 from attngen.emit.torch_shared.leaves import host_names
 from attngen.ir import printing
 from attngen.ir.attention import Param
+from attngen.ir.lists import empty_sizes
 from attngen.ir.nodes import SIZES, Expr, Load, Symbol
 from attngen.ir.walk import nodes, params as read_params, reads, symbols
 from attngen.plan.ints.reach import Reach
@@ -37,10 +38,10 @@ def check_lines(
     attention = plan.attention
     lines: list[str] = [_TURNED_LINE] if calls is PLAIN and any(view.rank for view in params) else []
     names = host_names(attention, params)
-    bound: set[str] = set()
+    empty, bound = empty_sizes(attention), set[str]()
     for view, param in zip(params, attention.params, strict=True):
         if view.rank:
-            lines += _tensor(view, param, names, attention.sizes, bound, _of_pairs(plan, param), calls)
+            lines += _tensor(view, param, names, attention.sizes, empty, bound, _of_pairs(plan, param), calls)
             lines += _span(plan, view, calls) if spans else []
             if spans and any(reads(dim, "Sq", "Sk") for dim in param.shape):
                 lines += ["if not (Sq and Sk):", f"    {view.name} = {calls.helper}stand_in({view.name})"]
@@ -101,11 +102,13 @@ def _tensor(
     param: Param,
     names: dict[str, str],
     sizes: tuple[str, ...],
+    empty: frozenset[str],
     bound: set[str],
     spread_axes: tuple[int, ...],
     calls: Calls,
 ) -> list[str]:
-    """`spread_axes`: dims along which a size of 1 is expanded before the kernels, whatever they are asked for."""
+    """`empty`: the sizes that may be 0. `spread_axes`: dims along which a size of 1 is expanded before the kernels,
+    whatever they are asked for."""
     name, key = view.name, view.keyword
     dims = ", ".join(map(printing.expression, param.shape))
     lines = [
@@ -132,8 +135,9 @@ def _tensor(
         if isinstance(dim, Symbol) and dim.id in sizes and dim.id not in bound:
             bound.add(dim.id)
             lines.append(f"{dim.id} = {name}.shape[{axis}]")
-            message = f"{key} must have an element at least along {dim.id}, not shape {{tuple({name}.shape)}}"
-            lines += _refuse(f"{dim.id} < 1", message, calls)
+            if dim.id not in empty:
+                message = f"{key} must have an element at least along {dim.id}, not shape {{tuple({name}.shape)}}"
+                lines += _refuse(f"{dim.id} < 1", message, calls)
     wanted = f"({', '.join(host_expressions.python(d, names) for d in param.shape)},)"
     axes = f"range({view.rank}) if whole else {spread_axes}"
     spread = f'    {name} = {calls.refusing("spread")}"{key}", {name}, {wanted}, "{dims}", {axes}, turned)'

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from attngen.emit.text.precedence import Text, atom, infix
 from attngen.errors import InternalError
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
+from attngen.ir.walk import children
 
 _INFIX = {
     Op.ADD: ("+", 5), Op.SUB: ("-", 5), Op.MUL: ("*", 6), Op.DIV: ("/", 6), Op.FLOORDIV: ("//", 6), Op.MOD: ("%", 6),
@@ -48,7 +49,8 @@ def python(e: Expr, names: Mapping[str, str]) -> str:
 
 def torch(e: Expr, names: Mapping[str, str]) -> str:
     """`e` over broadcasting torch tensors; literals that stand alone become tensors by `names["like"]`, and
-    `names["element"]` reads an element, `_element` if there is none."""
+    `names["element"]` reads an element, `_element` if there is none, and `names["listed"]` looks in a list.
+    """
     return _print(e, names, tensors=True)[0]
 
 
@@ -65,7 +67,9 @@ def _print(e: Expr, names: Mapping[str, str], *, tensors: bool) -> Text:
         case Load():
             if not tensors:
                 raise InternalError("a load in a check of scalars")
-            place = ", ".join(_print(i, names, tensors=True)[0] for i in e.indices)
+            place = ", ".join(_print(i, names, tensors=True)[0] for i in children(e))
+            if e.member is not None:
+                return atom(f"{names.get('listed', '_listed')}({names[e.param]}, {place})")
             return atom(f"{names.get('element', '_element')}({names[e.param]}, {place}){_WIDE[e.type]}")
         case Apply():
             return _apply(e, names, tensors=tensors)

@@ -89,7 +89,8 @@ def host_names(attention: Attention, params: tuple[ParamView, ...], calls: Calls
     names = {s: s for s in (*SIZES, *attention.sizes)}
     names.update({p.keyword: p.name for p in params})
     names.update({axis: f"at_{axis}" for axis in ("b", "h", "q", "k", "distance")})
-    names.update(hkv="(at_h // (Hq // max(Hkv, 1)))", device="q.device", scale="scale", element=calls.element)
+    names.update(hkv="(at_h // (Hq // max(Hkv, 1)))", device="q.device", scale="scale")
+    names.update(element=calls.element, listed=calls.listed)
     return names
 
 

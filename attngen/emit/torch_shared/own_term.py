@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attngen.emit.torch_shared import expressions as host_expressions
+from attngen.emit.torch_shared.calls import Calls
 from attngen.ir import printing
 from attngen.ir.attention import Attention, Param
 from attngen.ir.nodes import Expr, Literal, Symbol, Type
@@ -18,16 +19,17 @@ from attngen.part_sums import OF_PACKED_ROWS
 Lines = tuple[str, ...]
 
 
-def own_lines(spec: Attention, term: Expr, *, refuse: str, element: str) -> Lines:
+def own_lines(spec: Attention, term: Expr, *, refuse: str, calls: Calls) -> Lines:
     """The body of a function of `lse`, `params` by name, and `cu_seqlens_q` (or None). It returns the logarithm of the
-    denominator's own term, like `lse`. It calls `refuse`, and `element` for elements."""
+    denominator's own term, like `lse`. It calls `refuse`."""
     read = read_params(term)
     names = {
         "b": "at_b",
         "h": "at_h",
         "Hq": "heads",
         "device": "lse.device",
-        "element": element,
+        "element": calls.element,
+        "listed": calls.listed,
         **{n: f'values["{n}"]' for n in read},
     }
     return (

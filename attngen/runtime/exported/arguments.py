@@ -194,6 +194,20 @@ def element_at(x: Tensor, *index: Any) -> Tensor:
     return torch.where(inside, x[cells], x.new_zeros(()))
 
 
+def list_holds(x: Tensor, *place: Any) -> Tensor:
+    """Whether the list x[index] has the member; `place` is the index, then the member. None has one below 0, and
+    outside the tensor there is no list.
+    """
+    *index, member = (torch.as_tensor(i, device=x.device) for i in place)
+    inside = member >= 0
+    for i, size in zip(index, x.shape, strict=False):
+        inside = inside & (i >= 0) & (i < size)
+    if 0 in x.shape:
+        return torch.zeros_like(inside)
+    lists = x[tuple(i.clamp(0, size - 1) for i, size in zip(index, x.shape, strict=False))]
+    return inside & (lists == member[..., None]).any(-1)
+
+
 def gathered(values: Tensor, inside: Tensor, index: tuple[Any, ...], shape: torch.Size) -> Tensor:
     """The sums of the values with the same index into this shape, where a size of 1 takes any index. They are added as
     integers, so that the order changes no bit.

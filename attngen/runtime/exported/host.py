@@ -7,6 +7,7 @@ from .arguments import (
     is_bool as is_bool,
     is_int as is_int,
     is_number as is_number,
+    list_holds as list_holds,
     readable as readable,
     spread as spread,
     stand_in as stand_in,

@@ -191,6 +191,15 @@ def keep(seed, batch, head, q_idx, k_idx, threshold):
     return word >= threshold
 
 
+@triton.jit
+def listed(value, lists, exists, size, stride):
+    """Whether the lists that begin at these places and `exist` have a value. None has one below 0."""
+    found = (lists.to(tl.int64) == 0) & (value != value)  # nothing, in the shape of both
+    for number in range(size):
+        found |= tl.load(lists + tl.cast(number, tl.int64) * stride, mask=exists, other=-1) == value
+    return found & (value >= 0)
+
+
 # ---------------------------------------------------------------- functions of numbers
 
 

@@ -179,9 +179,10 @@ class Printer:
         return self.text(i)
 
     def guards(self, e: Load) -> list[str]:
-        """The conditions under which the element exists, but for those that hold for certain."""
+        """The conditions under which the element, or the list, exists, but for those that hold for certain."""
         found: list[str] = []
-        for i, size, tested in zip(e.indices, self.params[e.param].shape, self.choices.access(e).axes, strict=True):
+        axes = self.params[e.param].axes(e)
+        for (i, size), tested in zip(axes, self.choices.access(e).axes, strict=True):
             if not tested.low and not tested.high:
                 continue
             text, strength = self._print(i)
@@ -212,6 +213,14 @@ class Printer:
     def _load(self, e: Load) -> tuple[str, int]:
         pointer = f"{self.param_names[e.param]}_ptr"
         guards = self.guards(e)
+        if e.member is not None:
+            size = self.text(self.params[e.param].shape[-1])
+            stride = f"{self.param_names[e.param]}_stride_{len(e.indices)}"
+            exists = " & ".join(guards) or "True"
+            member = self.text(e.member)
+            if level_of(e.member) is Level.HEAD:  # perhaps a constant of the kernel, which has no dtype
+                member = f"tl.cast({member}, tl.int64)"
+            return atom(f"rows.listed({member}, {pointer} + {self.offset(e)}, {exists}, {size}, {stride})")
         corners = None if guards else self._corners(e)
         mask = f", mask={' & '.join(guards)}, other=0" if guards else ""
         text = f"tl.load({pointer} + {self.offset(e)}{mask})"

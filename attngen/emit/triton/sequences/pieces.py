@@ -15,10 +15,12 @@ from attngen.emit.text.params import ParamView, views
 from attngen.emit.text.prune import without_unused
 from attngen.emit.text.render import render
 from attngen.emit.torch_shared import expressions as host_expressions
+from attngen.emit.torch_shared.calls import RUNTIME
 from attngen.emit.torch_shared.own_term import own_lines, size_text
 from attngen.emit.triton.code.names import reserved
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention, Param
+from attngen.ir.build import index
 from attngen.ir.nodes import Expr, Load, Symbol, Type
 from attngen.ir.pieces import Piece
 from attngen.ir.rounded import varies
@@ -108,7 +110,7 @@ def _view(spec: Attention, plan: KernelPlan, pieces: dict[str, Piece], *, forwar
         own_options="".join(f", {x}" for x in finish),
         host_keywords="".join(f", {x}" for x in ("*", *at_visits)) if at_visits else "",
         packed_doc=_PACKED_DOC if "_each" in pieces else "The four numbers are the same for all sequences.",
-        own_lines=() if term is None else own_lines(spec, term, refuse="_attention.refuse", element="host.element_at"),
+        own_lines=() if term is None else own_lines(spec, term, refuse="_attention.refuse", calls=RUNTIME),
         mask_lines=_mask_lines(spec),
         size_lines=_size_lines(spec),
         mask=host_expressions.torch(spec.mask, _names(spec, plan, "queries", "keys")) if known else "",
@@ -220,9 +222,10 @@ def _told_apart(mask: Expr, spec: Attention) -> frozenset[str]:
     def of_cell(e: Expr) -> Expr | None:
         if not isinstance(e, Load):
             return None
-        own = zip(e.indices, spec.param(e.param).dim_names, strict=True)
-        kept = [i for i, d in own if not (isinstance(i, Symbol) and _OF_INDEX.get(i.id, "") == d)]
-        return replace(e, indices=tuple(transform(i, of_cell) for i in kept))
+        own = spec.param(e.param).axes(e)
+        kept = [i for i, d in own if not (isinstance(i, Symbol) and d == index(_OF_INDEX.get(i.id, "")))]
+        member = e.member and transform(e.member, of_cell)
+        return replace(e, indices=tuple(transform(i, of_cell) for i in kept), member=member)
 
     return frozenset(_OF_INDEX.get(name, name) for name in symbols(transform(mask, of_cell)))
 
@@ -253,6 +256,7 @@ def _names(spec: Attention, plan: KernelPlan, queries: str, keys: str) -> dict[s
         "k": keys,
         "device": '"cpu"',
         "element": "host.element_at",
+        "listed": "host.list_holds",
     }
 
 
