@@ -49,7 +49,7 @@ def cases() -> Iterator[Case]:
         yield Case(example="causal", arch=arch, sequences=arch == "sm_80")
     for example in ("alibi", "sliding_window", "softcap", "window_global", "prefix_lm", "t5_bias", "sink", "dropout"):
         yield Case(example=example, arch="sm_90")
-    for example in ("documents", "natten_2d", "full_bias", "chunked"):
+    for example in ("documents", "natten_2d", "full_bias", "chunked", "block_sparse"):
         yield Case(example=example, arch="sm_90")
         yield Case(example=example, arch="sm_80")
     yield Case(example="documents", arch="sm_90", dims=(256, 256))

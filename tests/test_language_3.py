@@ -1,7 +1,8 @@
-"""What version 3 of the language added: `distance`, `logsigmoid`, `softplus`."""
+"""What version 3 of the language added: `distance`, `logsigmoid`, `softplus`, `in`."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,146 @@ def test_they_are_proved_for_every_x(function: str) -> None:
         Source(f"attention a\nparam x: f32[Sk]\nscore = qk * scale + {function}(x[k]) - {function}(qk)\n")
     )
     assert proof.holds and not proof.unknown
+
+
+# ---------------------------------------------------------------- in
+
+LISTS = """attention lists
+param chosen: int[B, Hkv, blocks, most]
+param banned: int[B, n]
+param near: i8[3]
+score = qk * scale + (0.5 if k - 4 in banned[b] else 0.0)
+mask = (k // 8 in chosen[b, hkv, q // 8] or k - q in near) and k not in banned[b]
+"""
+
+
+def listed(lists: Tensor, value: Tensor) -> Tensor:
+    """Whether each row of lists, by Python's own `in`, has each value that is no less than 0."""
+    rows = lists.reshape(math.prod(lists.shape[:-1]), lists.shape[-1]).tolist()
+    found = [[x >= 0 and x in row for x in value.tolist()] for row in rows]
+    return torch.tensor(found).reshape(*lists.shape[:-1], len(value))
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, banned: Tensor, near: Tensor) -> Tensor:
+    rows, columns = torch.arange(q.shape[2]), torch.arange(k.shape[2])
+    shared = q.shape[1] // k.shape[1]
+    blocks = torch.cat([chosen, chosen.new_full((*chosen.shape[:2], 9, chosen.shape[3]), -1)], 2)
+    allowed = listed(blocks, columns // 8)[:, :, rows // 8].repeat_interleave(shared, 1)
+    allowed = allowed | torch.stack([listed(near, columns - row) for row in rows])
+    left_out = listed(banned, columns)[:, None, None]
+    k, v = (torch.where(left_out.mT, 0, x).repeat_interleave(shared, 1) for x in (k, v))
+    score = q @ k.mT / 4 + 0.5 * listed(banned, columns - 4)[:, None, None].to(q.dtype)
+    weight = score.masked_fill(~(allowed & ~left_out), -torch.inf).softmax(-1)
+    return torch.where(weight.isnan(), 0, weight) @ v
+
+
+@pytest.mark.parametrize(("most", "n"), [(2, 3), (0, 1), (3, 0)])
+@pytest.mark.parametrize("target", TARGETS)
+def test_lists_are_those_of_python(target: str, most: int, n: int) -> None:
+    """With -1 in them, without elements, and none for the last queries. A key that no query may see holds NaN."""
+    g = torch.Generator().manual_seed(3)
+    q, k, v, seed = (torch.randn(2, h, s, 16, generator=g) for h, s in ((4, 21), (2, 27), (2, 27), (4, 21)))
+    chosen = torch.randint(-1, 5, (2, 2, 2, most), generator=g, dtype=torch.int32)  # 21 queries are three blocks
+    banned = torch.randint(-1, 29, (2, n), generator=g, dtype=torch.int32)
+    near = torch.tensor([-3, 0, 5], dtype=torch.int8)
+    left_out = listed(banned, torch.arange(27))[:, None, :, None]
+    k, v = (torch.where(left_out, torch.nan, x) for x in (k, v))
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    wanted = by_hand(*exact, chosen, banned, near)
+    gradients = torch.autograd.grad((wanted * seed).sum(), exact)
+    kernel = attngen.compile(LISTS, target=target)
+    out = call(kernel, q, k, v, chosen=chosen, banned=banned, near=near)
+    torch.testing.assert_close(out.double(), wanted.detach(), rtol=1e-5, atol=1e-5)
+    if target in ("triton", "torch"):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        result = kernel(*leaves, chosen=chosen, banned=banned, near=near)
+        found = torch.autograd.grad((result * seed).sum(), leaves)
+    else:
+        import jax
+        import jax.numpy as jnp
+
+        arrays = [jnp.asarray(x.transpose(1, 2).numpy()) for x in (q, k, v)]
+        data = {"chosen": chosen, "banned": banned, "near": near}
+        _, pull = jax.vjp(lambda *a: kernel(*a, **{n: jnp.asarray(x.numpy()) for n, x in data.items()}), *arrays)
+        turned = pull(jnp.asarray(seed.transpose(1, 2).numpy()))
+        found = [torch.tensor(np.asarray(x)).transpose(1, 2) for x in turned]
+    for a, b in zip(found, gradients, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+
+
+def test_lists_without_elements_leave_no_work() -> None:
+    """Whatever the size's name is: a normalizer has names m and n of its own."""
+    kernel = attngen.compile("attention a\nparam t: int[B, n]\nmask = k // 8 in t[b]\n")
+    for most in (0, 2):
+        t = torch.zeros(1, most, dtype=torch.int32)
+        assert kernel.work((0, 16), (0, 16), Sq=16, Sk=16, t=t) == 16 * 8 * (most > 0)
+
+
+def test_packed_lists_lose_the_batch() -> None:
+    """A list for each query: of all queries of all sequences, one after the other."""
+    kernel = attngen.compile("attention by_row\nparam seen: int[B, Sq, n]\nmask = k in seen[b, q]\n")
+    g = torch.Generator().manual_seed(4)
+    lengths = [9, 0, 14]
+    q, k, v = (torch.randn(2, sum(lengths), 16, generator=g) for _ in range(3))
+    seen = torch.randint(-1, 14, (sum(lengths), 4), generator=g, dtype=torch.int32)
+    ends = torch.tensor([0, 9, 9, 23], dtype=torch.int32)
+    out = kernel.varlen(*(x.transpose(0, 1) for x in (q, k, v)), cu_seqlens_q=ends, cu_seqlens_k=ends, seen=seen)
+    for start, stop in ((0, 9), (9, 23)):
+        rows = (x[None, :, start:stop] for x in (q, k, v))
+        alone = kernel(*rows, seen=seen[None, start:stop])[0]
+        torch.testing.assert_close(out[start:stop].transpose(0, 1), alone, rtol=1e-5, atol=1e-5)
+        assert alone.abs().sum() > 0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_value_may_be_of_the_head_or_of_the_call(target: str) -> None:
+    """Constants of a kernel among them: a literal, and a head dim."""
+    text = "attention a\nparam t: int[Hq, n]\nmask = D in t[h] or 2 in t[h] or h in t[0] and -1 not in t[7]\n"
+    kernel = attngen.compile(text, target=target)
+    q, k, v = (torch.randn(1, 4, 5, 16, generator=torch.Generator().manual_seed(5)) for _ in range(3))
+    t = torch.tensor([[3, -1], [16, 0], [5, 5], [7, 2]], dtype=torch.int32)
+    out = call(kernel, q, k, v, t=t)
+    seen = torch.tensor([False, True, False, True])
+    assert torch.equal(out.abs().sum((0, 2, 3)) > 0, seen | torch.tensor([False, False, False, True]))
+
+
+def test_in_is_written_and_read_as_python_has_it() -> None:
+    dims = "param t: int[B, n]\nparam u: u8[m]\n"
+    assert line(dims + "mask = k+1 in t[ b ]", "mask") == "mask = k + 1 in t[b]"
+    assert line(dims + "mask = not k in u", "mask") == "mask = k not in u"
+    assert line(dims + "mask = not (k not in u)", "mask") == "mask = k in u"
+    assert line(dims + "mask = k | 1 in u and q < 3", "mask") == "mask = k | 1 in u and q < 3"
+    assert line(dims + "let has(x, l) = x in l[b]\nmask = has(q, t)", "mask") == "mask = q in t[b]"
+    assert line(dims + "score = float(k in t[b])", "score") == "score = float(k in t[b])"
+    text = "attention a\n\nparam t: int[B, n]\n\nmask = k not in t[b]\n"
+    assert api.format_source(Source(text.replace("not in", "not  in"))) == text
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ("k in t", "2 dimensions, indexed with 0: `in` needs 1\n.*\n.*write k in t.b.: the last axis is the list"),
+        ("k + q in t[b, q]", r"indexed with 2: `in` needs 1\n.*\n.*write \(k \+ q\) in t.b."),
+        ("k in u[b]", r"1 dimension, indexed with 1: `in` needs none\n.*\n.*write k in u: "),
+        ("k * 0.5 in u", "is a float, and `in` looks for an int"),
+        ("k in f[b]", r"`f` holds floats, .*\n.*\n.*write `param f: int\[B, n\]`"),
+        ("k in c[b]", r"`c` holds bools, .*\n.*\n.*read the bool: c\[b, …\]"),
+        ("k not in w", r"`w` is a scalar param, .*\n.*\n.*write k != w"),
+        ("k not in q", r"`q` is an index, .*\n.*\n.*write k != q"),
+        ("k in none[b]", r"`none` is not defined\n.*\n.*declare it with param none: int\[…\]"),
+        ("k in t[0.5]", "an index of `t` must be an int"),
+    ],
+)
+def test_what_is_no_list_is_said_with_a_fix(mask: str, message: str) -> None:
+    params = "param t: int[B, n]\nparam u: int[n]\nparam f: f32[B, n]\nparam c: bool[B, n]\nparam w: int\n"
+    with pytest.raises(attngen.SpecError, match=message):
+        ir(f"{params}mask = {mask}")
+
+
+def test_a_list_is_read_inside_its_tensor() -> None:
+    """Nothing is asked of sizes, and the kernel compares what may lie outside."""
+    source = Source("attention a\nparam t: int[n, m]\nmask = k in t[q - 3]\n")
+    proof = api.check(source)
+    assert not proof.refuted and not proof.unknown and not proof.needs
+    claims = [c for s in proof.shown for c in s.claims if c.subject == "k in t[q - 3]"]
+    assert any("every list" in c.sentence for c in claims)

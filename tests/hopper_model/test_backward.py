@@ -17,9 +17,10 @@ from hopper_model.schedule import USUAL, Schedule
 
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))
 ELSEWHERE = {"dropout", "sigmoid", "windowed_alibi"}  # the last has a tile of its own
-SQUARE = {"documents", "natten_2d", "window_global"}
+SQUARE = {"block_sparse", "documents", "natten_2d", "window_global"}
 SUMMED = [
     "alibi",
+    "block_sparse",
     "causal",
     "chunked",
     "cross_attention",

@@ -30,6 +30,7 @@ class Spec:
 
 
 SMALL: Mapping[str, Mapping[str, int | float]] = {
+    "block_sparse": {"block": 4},
     "chunked": {"chunk": 5},
     "dilated": {"dilation": 3},
     "natten_2d": {"width": 4, "radius": 1},

@@ -90,7 +90,7 @@ def packed_bias(
     return normalized(products(q, k) * scale + shared + near, same & (j <= i), heads(q, v))
 
 
-def block_sparse(q: Tensor, k: Tensor, v: Tensor, scale: float, *, on: Tensor) -> Result:
+def block_bools(q: Tensor, k: Tensor, v: Tensor, scale: float, *, on: Tensor) -> Result:
     i, j = grid(q, k)
     spread = on.repeat_interleave(8, 0).repeat_interleave(8, 1)[: q.shape[2], : k.shape[2]]
     return normalized(products(q, k) * scale, spread | ((j <= i) & ~on[0, 1]), heads(q, v))

@@ -397,9 +397,9 @@ mask  = causal
         small_only=True,
     ),
     extra(
-        "block_sparse",
+        "block_bools",
         "const size = 8\nparam on: bool[m, n]\nmask = on[q // size, k // size] or not (on[0, 1] or k > q)\n",
-        f.block_sparse,
+        f.block_bools,
         lambda d: {"on": bools(d, -(-d.case.rows // 8), -(-d.case.columns // 8) + 1, share=0.5)},
     ),
     extra(

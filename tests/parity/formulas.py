@@ -7,6 +7,7 @@ than from the inequalities that the files hold, so that a mistake made there is 
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -125,6 +126,16 @@ def window_global(q: Tensor, k: Tensor, v: Tensor, scale: float, *, radius: int,
     for i in range(q.shape[2]):
         mask[i, max(0, i - radius) : i + radius + 1] = True
     return normalized(products(q, k) * scale, mask, heads(q, v))
+
+
+def block_sparse(q: Tensor, k: Tensor, v: Tensor, scale: float, *, block: int, chosen: Tensor) -> Result:
+    mask = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.bool, device=q.device)
+    shared = q.shape[1] // k.shape[1]
+    for b, h, i in itertools.product(range(q.shape[0]), range(q.shape[1]), range(chosen.shape[2])):
+        for j in chosen[b, h // shared, i].tolist():
+            if j >= 0:
+                mask[b, h, i * block : (i + 1) * block, j * block : (j + 1) * block] = True
+    return normalized(products(q, k) * scale, mask & lower_triangle(q, k), heads(q, v))
 
 
 def prefix_lm(q: Tensor, k: Tensor, v: Tensor, scale: float, *, prefix: int) -> Result:

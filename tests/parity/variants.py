@@ -108,6 +108,14 @@ def packed(draw: Draw) -> Tensor:
     return (borders.cumsum(1) % 5).to(torch.int32)
 
 
+def chosen_blocks(draw: Draw) -> dict[str, Value]:
+    """Lists of three, with numbers of no block among them, for all blocks of queries but perhaps the last."""
+    case = draw.case
+    block = 8 if case.columns <= 64 else 128
+    blocks = -(-case.columns // block)
+    return {"chosen": draw.ints(-1, blocks + 1, case.batch, case.kv_heads, max(1, blocks - 1), 3)}
+
+
 EXAMPLE_VARIANTS: tuple[Variant, ...] = (
     example("causal"),
     example("alibi", slopes),
@@ -123,6 +131,7 @@ EXAMPLE_VARIANTS: tuple[Variant, ...] = (
     example("prefix_lm", lambda d: {"prefix": d.case.columns // 3}),
     example("documents", lambda d: {"ids": packed(d)}, square=True),
     example("chunked", consts={"chunk": 13}, large={"chunk": 300}),
+    example("block_sparse", chosen_blocks, consts={"block": 8}, large={"block": 128}, square=True),
     example("dilated", consts={"dilation": 3}, large={"dilation": 4}),
     example(
         "relative_bias", lambda d: {"table": d.normal(d.case.heads, 15)}, consts={"radius": 7}, large={"radius": 7}

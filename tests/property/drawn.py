@@ -30,6 +30,8 @@ DECLARATIONS = {
     "cap": "f32 where cap > 0.5",
     "bias": "f32",
     "named": "bool[B, Sq, Sk]",
+    "picks": "int[B, 4]",
+    "lists": "int[B, Hkv, 3, some]",
 }
 
 
@@ -70,6 +72,8 @@ def mask_values(sizes: dict[str, int], seed: int) -> dict[str, Any]:
         "cap": float(r.uniform(0.75, 3.0)),
         "bias": float(r.uniform(-1, 1)),
         "named": r.random((B, Sq, Sk)) < 0.1 if r.random() < 0.3 else _blocks(r, (B, Sq, Sk), (24, 40)),
+        "picks": r.integers(-2, Sk + 2, (B, 4)),
+        "lists": r.integers(-1, Sk // 5 + 2, (B, Hkv, 3, r.integers(0, 5))),
     }
 
 

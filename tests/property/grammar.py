@@ -68,6 +68,10 @@ _data = st.one_of(
             "0 <= t[b, q] - t[b, k] < span",
             "k < lengths[b]",
             "0 <= q + Sk - Sq - k < window[h]",
+            "k in picks[b]",
+            "q - 3 not in picks[b]",
+            "k // 5 in lists[b, hkv, q // 8]",
+            "q - k not in lists[b, hkv, c - w]",
         ]
     ),
     st.tuples(_TIME, st.sampled_from(["<", "<=", ">", ">="]), st.sampled_from(["0.5", "span", "2.0 * span"])).map(

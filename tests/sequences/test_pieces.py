@@ -44,6 +44,10 @@ SPECS["biased by row"] = (
     "attention r\nparam column: f32[B, Sk]\nparam row: f32[Sq]\n"
     "score = qk * scale + column[b, k] * row[q]\nmask = causal\n"
 )
+SPECS["lists"] = (
+    "attention l\nparam t: int[B, Hkv, 3, 3]\nparam u: int[B, Sk, 2]\n"
+    "mask = k // 8 in t[b, hkv, q // 8] or q not in u[b, k]\nscore = qk * scale + (0.5 if k in t[b, 0, 0] else 0.0)\n"
+)
 SPECS["direct"] = (
     "attention d\nparam slope: f32[Hq]\nnormalizer relu {\n    weight(s) = max(s, 0)\n    denominator = sum + 1\n"
     "    shift = none\n}\nscore = qk * scale - slope[h]\nmask = causal\nnormalizer = relu\n"

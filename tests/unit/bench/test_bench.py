@@ -44,6 +44,7 @@ HARD = {
     " + (0.5 if Sq > 4 else 0.25)",
     "of_numbers": "param w: int where w >= 1\nmask = min(q, k) < max(w, 8) and floor(float(k) / 2.0) <= q",
     "infinite": "score = qk * scale if k <= q else -inf",
+    "lists": "param t: int[B, Hkv, n, 3]\nparam u: i8[5]\nmask = k // 4 in t[b, hkv, q // 8 - 1] and k not in u",
     "lets": "let d = q - k\nlet e = d * d + d\nscore = qk * scale + float(e) * 0.001 - float(e) * float(d) * 0.0001",
 }
 
@@ -81,7 +82,7 @@ def test_flex_attention_with_the_modifiers_is_the_definition(name: str) -> None:
 def test_what_flex_attention_cannot_express_is_named() -> None:
     found = {name: limit(api.analyse(source)) for name, source in specs().items()}
     assert {n for n, why in found.items() if why} == {
-        "custom_normalizer", "dropout", "sigmoid", "sink", "softmax1",
+        "block_sparse", "custom_normalizer", "dropout", "sigmoid", "sink", "softmax1",
     }  # fmt: skip
     assert "drops no weights" in found["dropout"] and "sigmoid" in found["sigmoid"] and "sink" in found["sink"]
 

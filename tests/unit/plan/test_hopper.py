@@ -29,6 +29,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))
 SERVED = {
     "alibi",
+    "block_sparse",
     "causal",
     "cross_attention",
     "custom_normalizer",
@@ -145,7 +146,7 @@ def test_without_a_key_there_is_nothing_to_be_fast_at(score: str) -> None:
     attngen.compile(text)  # which raises what is refuted
 
 
-BACKWARDS = {"alibi", "causal", "custom_normalizer", "documents", "mla", "sink", "softcap", "softmax1"}
+BACKWARDS = {"alibi", "block_sparse", "causal", "custom_normalizer", "documents", "mla", "sink", "softcap", "softmax1"}
 
 
 def test_tiles_of_keys_go_backwards_where_each_begins_at_other_queries() -> None:
@@ -156,7 +157,18 @@ def test_tiles_of_keys_go_backwards_where_each_begins_at_other_queries() -> None
             assert rows[64, 64].backwards == (name in BACKWARDS - {"alibi", "custom_normalizer"}), name
 
 
-TERMS = {"causal", "chunked", "cross_attention", "dilated", "documents", "dropout", "mla", "prefix_lm", "sink"}
+TERMS = {
+    "block_sparse",
+    "causal",
+    "chunked",
+    "cross_attention",
+    "dilated",
+    "documents",
+    "dropout",
+    "mla",
+    "prefix_lm",
+    "sink",
+}
 TERMS |= {"sliding_window", "softmax1", "window_global"}
 
 
