@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ import attngen
 from attngen import inputs
 from attngen.distributed import Layout
 from attngen.distributed.torch.autograd import shared_heads
+from attngen.distributed.torch.context import Placed
 from attngen.errors import UsageError
+from attngen.plan.packed_alias import PackedAlias
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SMALL = {
@@ -207,7 +209,7 @@ def check(case: Case, wanted: Right) -> None:
         cut = {n: x.transpose(1, 2).contiguous().transpose(1, 2) for n, x in cut.items()}
     local = {n: x.requires_grad_() for n, x in cut.items()}
     results = here(**local, **params, return_lse=True, dropout_seed=SEED)
-    assert case.inside is not None or here._lone is not None, "what is chosen by how q lies"
+    assert case.inside is not None or here._packed is not None, "what is chosen by how q lies"
     if not (case.packed or case.mesh or case.exchange == "heads"):  # heads that travelled lie rows inside heads
         assert (results[0].stride(1) < results[0].stride(2)) == (local["q"].stride(1) < local["q"].stride(2))
     for y, whole, dim in zip(results, wanted.results, rows, strict=True):
@@ -396,6 +398,40 @@ def test_dtensors_of_heads_and_batches(dim: int, case: Case, tmp_path: Path) -> 
     wanted = right(case)
     _ = compiled(case.spec).piece()[1].function
     in_processes(tmp_path, 4, of_dtensors, case, wanted, dim)
+
+
+def as_the_plan_says() -> None:
+    """Which kernels compute a dense batch of one: the plan's value decides it."""
+    from attngen.distributed.torch.context import context_parallel
+
+    kernel = compiled("sliding_window")
+
+    def placed(alias: PackedAlias | None) -> Placed:
+        edited = replace(kernel, plan=replace(kernel.plan, packed_alias=alias))
+        return context_parallel(edited, layout="headtail").over(ROWS)
+
+    inside = torch.zeros(1, ROWS, 4, 16).transpose(1, 2)
+    for alias, dim, learns, packed in (
+        (kernel.plan.packed_alias, 128, False, True),
+        (kernel.plan.packed_alias, 129, False, False),
+        (kernel.plan.packed_alias, 128, True, False),
+        (PackedAlias(head_dims=256, learns=True), 256, True, True),
+        (None, 16, False, False),
+    ):
+        v = torch.zeros(1, 2, ROWS, dim)
+        assert placed(alias)._lies_as_packed(inside, v, learns=learns) == packed
+        assert not placed(alias)._lies_as_packed(inside.contiguous(), v, learns=learns)
+    for alias, packed in ((kernel.plan.packed_alias, True), (PackedAlias(head_dims=8, learns=False), False)):
+        here = placed(alias)
+        assert here._packed is not None, "some group has fewer calls"
+        q = here.shard(inside, 2).transpose(1, 2).contiguous().transpose(1, 2)
+        here(q, q[:, :2], q[:, :2])
+        assert ("way" in vars(here._packed), "way" in vars(here)) == (packed, not packed)
+
+
+def test_the_plan_chooses_packed_rows(tmp_path: Path) -> None:
+    _ = compiled("sliding_window").piece()[1].function
+    in_processes(tmp_path, 2, as_the_plan_says)
 
 
 def test_heads_are_shared_out() -> None:

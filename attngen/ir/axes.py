@@ -42,6 +42,17 @@ def cut_params(spec: Attention, axis: Axis) -> dict[str, int] | None:
     return cut if all(_is_local(e, spec, index_of) for e in expressions(spec)) else None
 
 
+def reads_rows(spec: Attention) -> list[str]:
+    """Params with an element for each row."""
+    return [p.name for p in spec.params if any(symbols(d) & {"Sq", "Sk"} for d in p.shape)]
+
+
+def has_one_batch(spec: Attention) -> bool:
+    """Whether nothing depends on the batch's number but elements of params."""
+    extra = spec.normalizer.extra
+    return cut_params(spec, BATCHES) is not None and (extra is None or "b" not in symbols(extra))
+
+
 def _is_local(e: Expr, spec: Attention, index_of: dict[str, str]) -> bool:
     """Whether it reads the axis only where an index finds the param's own cell."""
     match e:

@@ -13,6 +13,7 @@ from attngen.ir.attention import Attention
 from attngen.plan.geometry import GEOMETRIES
 from attngen.plan.kernel import KernelPlan, make_plan
 from attngen.plan.limits import ALL, Limits
+from attngen.plan.packed_alias import packed_alias
 from attngen.plan.tiles.hopper import hopper_plan
 
 __all__ = ["KernelPlan", "Limits", "plan"]
@@ -23,4 +24,9 @@ def plan(attention: Attention, limits: Limits = ALL) -> KernelPlan:
     found = make_plan(attention, limits)
     if not limits.gpu:
         return found
-    return replace(found, hopper=hopper_plan(found, found.attention.tile), geometries=GEOMETRIES)
+    return replace(
+        found,
+        hopper=hopper_plan(found, found.attention.tile),
+        geometries=GEOMETRIES,
+        packed_alias=packed_alias(found.attention, found.keys),
+    )

@@ -28,6 +28,7 @@ from attngen.plan.mask.loops import Loops, loops
 from attngen.plan.mask.ranges import TileRanges, tile_ranges
 from attngen.plan.mask.tpu_walks import TpuWalks, tpu_walks
 from attngen.plan.needs import Need
+from attngen.plan.packed_alias import PackedAlias
 from attngen.plan.score.approximate import approximate
 from attngen.plan.score.derivative import derivative
 from attngen.plan.score.distance import diagonals, distance_index
@@ -95,6 +96,7 @@ class KernelPlan:
     hopper: HopperPlan | None = None  # the kernels of compute capability 9.0, where the target has some
     needs: tuple[Need, ...] = ()  # what every call checks of its sizes: with it all reads are inside
     geometries: tuple[Geometry, ...] = ()  # how sequences find their rows, where they are no whole rows of a batch
+    packed_alias: PackedAlias | None = None  # which dense batches of one are computed as packed rows
 
     @property
     def ramp(self) -> Ramp | None:
@@ -128,7 +130,7 @@ class KernelPlan:
 
 
 def make_plan(attention: Attention, limits: Limits) -> KernelPlan:
-    """The plan, but for `hopper`, `needs` and `geometries`, which others add.
+    """The plan, but for `hopper`, `needs`, `geometries` and `packed_alias`, which others add.
 
     Raises SpecError where a normalizer's stream has a form that cannot be planned.
     """

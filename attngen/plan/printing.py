@@ -66,13 +66,21 @@ def plan_text(plan: KernelPlan) -> str:
         *((("approximate in half precision", _approximate(plan)),) if plan.choices.approximate else ()),
         *(((f"tiles on {CHIP}", _tiles(plan)),) if gpu else ()),
         *((("kernels of compute capability 9.0", _hopper(plan.hopper)),) if plan.hopper is not None else ()),
-        *((("sequences", (line for g in plan.geometries for line in _geometry(g))),) if plan.geometries else ()),
+        *((("sequences", _sequences(plan)),) if plan.geometries else ()),
         *((("kernels of a TPU", _tpu(plan.tpu_walks)),) if plan.tpu_walks is not None else ()),
     )
     lines = [f"plan {plan.attention.name}"]
     for title, content in sections:
         lines += ["", title, *(f"    {line}" for line in list(content) or ["none"])]
     return "\n".join(lines) + "\n"
+
+
+def _sequences(plan: KernelPlan) -> Iterator[str]:
+    for g in plan.geometries:
+        yield from _geometry(g)
+    if plan.packed_alias is not None:
+        where = "" if plan.packed_alias.learns else ", where no param learns"
+        yield f"a batch of one is computed as packed rows: head dims up to {plan.packed_alias.head_dims}{where}"
 
 
 def _geometry(g: Geometry) -> Iterator[str]:

@@ -21,10 +21,9 @@ import numpy.typing as npt
 from attngen.distributed.plan.layout import TILE, Layout, Range, Ranges, balanced, contiguous, headtail, joined, length
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention, Param
-from attngen.ir.axes import BATCHES, cut_params
+from attngen.ir.axes import has_one_batch, reads_rows
 from attngen.ir.evaluate import as_array
 from attngen.ir.nodes import Type
-from attngen.ir.walk import symbols
 from attngen.piece_arguments import check_known, check_params, is_int
 from attngen.visits import Case, Planned, needed, row_work as _row_work, seeing
 
@@ -219,17 +218,6 @@ def _of_sequence(p: Param, x: Any, sequences: Sequences, b: int) -> Any:
         if ends is not None:
             x = x[(slice(None),) * i + (slice(ends[b], ends[b + 1]),)]
     return x
-
-
-def reads_rows(spec: Attention) -> list[str]:
-    """Params with an element for each row."""
-    return [p.name for p in spec.params if any(symbols(d) & {"Sq", "Sk"} for d in p.shape)]
-
-
-def has_one_batch(spec: Attention) -> bool:
-    """Whether nothing depends on the batch's number but elements of params."""
-    extra = spec.normalizer.extra
-    return cut_params(spec, BATCHES) is not None and (extra is None or "b" not in symbols(extra))
 
 
 def check_packed(spec: Attention) -> None:

@@ -38,9 +38,7 @@ from attngen.distributed.plan.schedule import (
     check_given,
     check_operands,
     check_packed,
-    has_one_batch,
     named_layout,
-    reads_rows,
     row_work,
     same_as_said,
     schedule,
@@ -53,7 +51,7 @@ from attngen.distributed.torch.run import Drawn, Run
 from attngen.distributed.torch.tensors import on_own_parts
 from attngen.emit.torch_shared.leaves import unsummed
 from attngen.errors import UsageError
-from attngen.ir.axes import HEADS, cut_params
+from attngen.ir.axes import HEADS, cut_params, reads_rows
 from attngen.ir.walk import params as read_params
 from attngen.kernel import Kernel
 
@@ -319,15 +317,14 @@ class Placed:
         ) -> tuple[Tensor, Tensor]:
             tensors = {n: x for n, x in params.items() if isinstance(x, Tensor)}
             learns = any(x.requires_grad for x in tensors.values())
-            fits = q.shape[0] == 1 and q.stride(1) < q.stride(2) and max(q.shape[-1], v.shape[-1]) <= 128
-            lone = self._lone if fits and not learns else None
+            alias = self._packed if self._lies_as_packed(q, v, learns=learns) else None
             drawn = Drawn(seed, heads=before[1], sequences=before[0])
-            way = (lone or self).way
+            way = (alias or self).way
             call = Call(way, scale, drawn, tuple(tensors), {n: x for n, x in params.items() if n not in tensors})
-            if lone is not None:
+            if alias is not None:
                 q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))
             out, lse = cast(Any, Attention).apply(call, q, k, v, *tensors.values())
-            return (out, lse) if lone is None else (out.transpose(0, 1).unsqueeze(0), lse.unsqueeze(0))
+            return (out, lse) if alias is None else (out.transpose(0, 1).unsqueeze(0), lse.unsqueeze(0))
 
         out, lse = on_own_parts(self.attend.kernel, attended, (q, k, v), params)
         return (out, lse) if return_lse else out
@@ -397,18 +394,20 @@ class Placed:
             groups=groups.all if attend.whole_gradients else (),
         )
 
+    def _lies_as_packed(self, q: Tensor, v: Tensor, *, learns: bool) -> bool:
+        """Whether a batch of one sequence has its heads inside its rows, as in packed tensors, and the plan has it
+        computed as packed rows. Results then lie as q does."""
+        alias = self.attend.kernel.plan.packed_alias
+        lies = q.shape[0] == 1 and q.stride(1) < q.stride(2)
+        return lies and alias is not None and alias.serves(q.shape[-1], v.shape[-1], learns=learns)
+
     @cached_property
-    def _lone(self) -> Placed | None:
-        """A batch of one sequence as packed rows, where several of its pieces then make one call, and the kernels of
-        packed sequences are as fast: not if data decides which tiles are met, nor for head dims beyond 128 or
-        gradients of params. Heads lie inside rows then, as in packed tensors, so that results lie as q does.
+    def _packed(self) -> Placed | None:
+        """The batch's rows as those of packed sequences, where several pieces then make one call.
 
         Ranks may choose differently: rows travel alike. Heads do not, so where they are exchanged none does it."""
-        kernel, sequences = self.attend.kernel, self.schedule.sequences
-        slower = bool(kernel.plan.keys.tests) or kernel.spec.dropout is not None
-        if sequences.packed or slower or reads_rows(kernel.spec) or not has_one_batch(kernel.spec):
-            return None
-        if self.attend.groups.heads > 1 or not fewer_together(self.schedule):
+        sequences = self.schedule.sequences
+        if sequences.packed or self.attend.groups.heads > 1 or not fewer_together(self.schedule):
             return None
         return Placed(self.attend, replace(self.schedule, sequences=replace(sequences, packed=True)), self.params)
 

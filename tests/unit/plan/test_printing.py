@@ -82,6 +82,7 @@ def test_a_whole_plan() -> None:
         before = own_tiles < tiles or own_tiles == tiles and sequence < own
         paired = earlier + order + min(order, most) if rank % 2 == 0 else earlier - least + (2 * order + 1)
         within = max(size - start, 0)
+    a batch of one is computed as packed rows: head dims up to 128, where no param learns
 """
     )
     assert (
