@@ -50,6 +50,16 @@ def _of_pieces(method: Callable[_Own, _Result]) -> Callable[_Own, _Result]:
 
 
 _BOUNDS = ("q_start", "q_stop", "k_start", "k_stop")
+_ENDINGS = {"dense": "", "packed": "_varlen", "lengths": "_lengths"}
+"""Of the functions' names, by geometry."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A function of a generated file, and what it calls: the runtime's `Attention`, for target triton."""
+
+    function: Callable[..., Any]
+    attention: Any = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,9 +87,7 @@ class Kernel:
     made: tuple[str, Options] | None = field(default=None)
     """The spec's text, and the options of the file: from them the functions of other geometries are compiled."""
     # None until they are loaded: FSDP reads every field of a module's arguments.
-    _function: Callable[..., Any] = field(init=False, default=cast(Any, None))
-    _varlen: Callable[..., Any] = field(init=False, default=cast(Any, None))
-    _lengths: Callable[..., Any] = field(init=False, default=cast(Any, None))
+    _geometries: dict[str, Loaded] = field(init=False, default=cast(Any, None))
     _own_term: Callable[..., Any] = field(init=False, default=cast(Any, None))
     _pieces: dict[tuple[bool, bool], tuple[Piece, Kernel]] = field(init=False, default=cast(Any, None))
     __signature__ = PublicSignature()
@@ -92,11 +100,9 @@ class Kernel:
         bounds = [name for name in _BOUNDS if arguments.get(name) is not None]
         if bounds and not any(p.name in bounds for p in self.spec.params):
             _refuse_spread(self.name, operands, arguments)
-            self._load_lengths()
-            return _called(self._lengths, operands, arguments)
-        self._load()
+            return _called(self.loaded("lengths").function, operands, arguments)
         given = {n: x for n, x in arguments.items() if n not in _BOUNDS or n in bounds}
-        return _called(self._function, operands, given)
+        return _called(self.loaded("dense").function, operands, given)
 
     def varlen(self, /, *operands: Any, **arguments: Any) -> Any:
         """The same over packed sequences, `kernel.varlen(q, k, v, *, cu_seqlens_q, PARAM=…, …)`.
@@ -108,26 +114,23 @@ class Kernel:
         has the rows of all sequences, without the dimension B. For target triton; compiled at the first call.
         """
         _refuse_spread(self.name, operands, arguments)
-        self._load_varlen()
-        return _called(self._varlen, operands, arguments)
+        return _called(self.loaded("packed").function, operands, arguments)
 
     @property
     def function(self) -> Callable[..., Any]:
         """The generated function itself, loaded when it is first asked for."""
-        self._load()
-        return self._function
+        return self.loaded("dense").function
 
-    def _load(self) -> None:
-        if "_function" not in self.__dict__:
-            object.__setattr__(self, "_function", self._loaded(self.source, ""))
+    def loaded(self, geometry: str) -> Loaded:
+        """The function of this geometry, loaded when it is first asked for."""
+        self._load(geometry)
+        return self._geometries[geometry]
 
-    def _load_varlen(self) -> None:
-        if "_varlen" not in self.__dict__:
-            object.__setattr__(self, "_varlen", self._loaded(self.with_geometry("packed"), "_varlen"))
-
-    def _load_lengths(self) -> None:
-        if "_lengths" not in self.__dict__:
-            object.__setattr__(self, "_lengths", self._loaded(self.with_geometry("lengths"), "_lengths"))
+    def _load(self, geometry: str) -> None:
+        if geometry not in (self._geometries or {}):
+            source = self.source if geometry == "dense" else self.with_geometry(geometry)
+            one = {geometry: self._loaded(source, _ENDINGS[geometry])}
+            object.__setattr__(self, "_geometries", {**(self._geometries or {}), **one})
 
     def _load_own_term(self) -> None:
         if "_own_term" not in self.__dict__:
@@ -142,28 +145,25 @@ class Kernel:
 
     # `torch.compile` calls these instead of tracing into them. `torch.compiler.assume_constant_result` sets the same,
     # but needs torch. What they set is read only after them: else `torch.compile` would guard that it is missing.
-    for _loads in (_load, _load_varlen, _load_lengths, _load_own_term):
+    for _loads in (_load, _load_own_term):
         _loads._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
     del _loads
 
     def _module(self, source: str) -> ModuleType:
         return targets.named(self.target).load(source, self.name)
 
-    def _loaded(self, source: str, ending: str) -> Callable[..., Any]:
+    def _loaded(self, source: str, ending: str) -> Loaded:
         module = self._module(source)
         attention = getattr(module, "_attention", None)
         if attention is None:
             vars(module).update(_Refusal=UsageError, _CALLER=7)
         else:
             attention.refusal, attention.caller = UsageError, 7
-        return getattr(module, f"{self.name}{ending}")
+        return Loaded(getattr(module, f"{self.name}{ending}"), attention)
 
     def with_results(self, out: Any, lse: Any) -> AbstractContextManager[None]:
         """A context in which this kernel's calls return these results and compute nothing: for their gradients."""
-        packed = lse.ndim == 2
-        (self._load_varlen if packed else self._load)()
-        function = self._varlen if packed else self._function
-        return function.__globals__["_attention"].finished(out, lse)
+        return self.loaded("packed" if lse.ndim == 2 else "dense").attention.finished(out, lse)
 
     def with_geometry(self, kind: str) -> str:
         """The source of a file that has this geometry, too: this kernel's own where it does."""

@@ -61,6 +61,8 @@ class Target:
     """For which its kernels are tuned without having one; none: they are timed on the card that is here."""
     runtime: Callable[[], Mapping[str, str]] | None = None
     """The package that its files may stand beside, and share: texts by name, in a folder of the name `_attngen`."""
+    own_lines: Callable[[str], loader.OwnLines | None] = lambda source: None
+    """Which lines of a file that was made here are executed; None: all."""
     stages: tuple[str, ...] = ()
     """What its compiler makes of a file."""
     tile: Callable[[], tuple[int, int] | None] = lambda: None
@@ -70,8 +72,12 @@ class Target:
     tiles: Callable[[Source, Attention, Source, Mapping[str, int]], Tiles] | None = None
     """Those of a file that `tune` wrote: of a spec's text, its attention, the file, and the sizes that are meant."""
 
-    def load(self, source: str, name: str, place: str | None = None) -> ModuleType:
-        """The module of a generated file of this target; `name`: its attention, `place`: the file's path."""
+    def load(self, source: str, name: str) -> ModuleType:
+        """The module of a file of this target that was made here; `name`: its attention. Such files share a runtime."""
+        return loader.load(source, name, self.prepare, own=self.own_lines(source))
+
+    def load_file(self, source: str, name: str, place: str | None) -> ModuleType:
+        """The module of somebody's file, with the runtime that it carries. `place`: its path, if it has one."""
         return loader.load(source, name, self.prepare, place)
 
 
@@ -124,6 +130,12 @@ def _triton_runtime() -> Mapping[str, str]:
     from attngen.emit.triton.placement import beside
 
     return beside()
+
+
+def _own_lines(source: str) -> loader.OwnLines | None:
+    from attngen.emit.triton.placement import own_lines
+
+    return own_lines(source)
 
 
 def _emit_torch(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]) -> str:
@@ -179,6 +191,7 @@ TARGETS: dict[str, Target] = {
             device_name=devices.torch_name,
             prepare=loader.prepare_interpreter,
             runtime=_triton_runtime,
+            own_lines=_own_lines,
             interpreter="Triton's interpreter",
             geometries=GEOMETRIES,
             pieces=True,

@@ -18,7 +18,7 @@ from attngen.bench import clock
 from attngen.bench.race import DeviceLostError, failure, mistakes
 from attngen.plan.tiles.hopper_trials import Rows
 from attngen.tune.gpu import LostError, RefusedError, Setting
-from attngen.tune.tables import holding, own_tiles
+from attngen.tune.tables import holding, own_tiles, runtime_of
 
 torch: Any = importlib.import_module("torch")
 
@@ -49,7 +49,7 @@ class Bench:
         self.function, self.qkv, self.grad_out, self.params = function, qkv, grad_out, params
         self.device, self.rep_ms = device, rep_ms
         q, _, v = qkv
-        self.chip: str = self.module.chip(q.device)
+        self.chip: str = runtime_of(module, "devices").chip(q.device)
         self.head_block: int = max(16, 1 << (max(q.shape[3], v.shape[3]) - 1).bit_length())
         self.row = (self.chip, q.element_size(), self.head_block)
         self.own = own_tiles(module, self.row)
@@ -59,7 +59,7 @@ class Bench:
     def _taken(self, planned: Rows) -> Rows:
         def takes(name: str) -> bool:
             table: Any = getattr(self.module, name, None)
-            return table is not None and self.module.hopper_row(table, *self.qkv) is not None
+            return table is not None and self.module.host.hopper_row(table, *self.qkv) is not None
 
         backward = planned.backward if takes("HOPPER_BACKWARD") else None
         apart = planned.apart if takes("HOPPER_APART") and backward is None else None

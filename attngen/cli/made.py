@@ -9,13 +9,12 @@ import ast
 import os
 import shlex
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from attngen import api, targets
 from attngen.errors import Source, UsageError
-from attngen.kernel import Kernel
+from attngen.kernel import Kernel, Loaded
 from attngen.runtime import loader
 
 if TYPE_CHECKING:
@@ -131,31 +130,31 @@ class FileKernel(Kernel):
         path = os.path.abspath(self.place) if os.path.exists(self.place) else None
         target = targets.named(self.target)
         if not is_own_part(source):
-            return target.load(source, self.name, path)
+            return target.load_file(source, self.name, path)
         if path is None:
             raise UsageError(f"{self.place} calls the runtime in the package beside it: give the file's path")
         target.prepare()
         return loader.load_from_package(path)
 
-    def _loaded(self, source: str, ending: str) -> Callable[..., Any]:
+    def _loaded(self, source: str, ending: str) -> Loaded:
         if not callable(getattr(self._module(source), f"{self.name}{ending}", None)):
             raise UsageError(f"{self.place} has no function `{self.name}{ending}`, and its head says that it has")
         return super()._loaded(source, ending)
 
     def partial(self, *operands: Any, **arguments: Any) -> Any:
-        return self._loaded(self.source, "_partial")(*operands, **arguments)
+        return self._loaded(self.source, "_partial").function(*operands, **arguments)
 
     def merge(self, *operands: Any, **arguments: Any) -> Any:
-        return self._loaded(self.source, "_merge")(*operands, **arguments)
+        return self._loaded(self.source, "_merge").function(*operands, **arguments)
 
     def finish(self, *operands: Any, **arguments: Any) -> Any:
-        return self._loaded(self.source, "_finish")(*operands, **arguments)
+        return self._loaded(self.source, "_finish").function(*operands, **arguments)
 
     def partial_backward(self, *operands: Any, **arguments: Any) -> Any:
-        return self._loaded(self.source, "_partial_backward")(*operands, **arguments)
+        return self._loaded(self.source, "_partial_backward").function(*operands, **arguments)
 
     def finish_backward(self, *operands: Any, **arguments: Any) -> Any:
-        return self._loaded(self.source, "_finish_backward")(*operands, **arguments)
+        return self._loaded(self.source, "_finish_backward").function(*operands, **arguments)
 
 
 def kernel(made: Made) -> FileKernel:

@@ -30,14 +30,11 @@ def register(kernel: Kernel) -> None:
     than batches or heads, or may not be cut, is gathered first. `varlen` and lengths take local tensors. Raises
     `UsageError` for another target.
     """
-    import sys
-
     from torch.distributed.tensor.experimental import register_sharding
 
     if not targets.named(kernel.target).operators:
         raise UsageError(f"{kernel.name}: DTensors are taken by kernels for target triton, not for {kernel.target}")
-    module: Any = sys.modules[kernel.function.__module__]
-    own = module._attention.operator
+    own = kernel.loaded("dense").attention.operator
     for made, way in ((own.forward, _forward_strategy), (own.backward, _backward_strategy)):
         if made is not None:  # a file for inference has no backward pass
             operator = made._opoverload

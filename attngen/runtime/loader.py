@@ -3,6 +3,8 @@
 Takes the source and the attention's name, returns the module. It executes the text itself: it reads no file and keeps
 no bytecode. `linecache` gets the same text, for Triton's source inspection and for tracebacks. It is listed there
 under the path of a file in the cache, for editors and profilers, or under a name alone where there is no cache.
+
+A file that attngen makes in this process is executed without the runtime that it carries: all share `runtime.exported`.
 """
 
 from __future__ import annotations
@@ -17,14 +19,22 @@ import threading
 import warnings
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from attngen.errors import UsageError
 from attngen.runtime import cache
 
+SHARED = "attngen.runtime.exported"
 _LOADED: dict[str, ModuleType] = {}
 _LOADING = threading.RLock()  # two first calls at a time would register one operator twice
 _SAID: list[bool] = []
+
+
+class OwnLines(NamedTuple):
+    """Which lines of a generated file are its runtime, and which modules of that the others call."""
+
+    runtime: slice
+    modules: tuple[str, ...]
 
 
 def has_gpu() -> bool:
@@ -87,15 +97,19 @@ def _interpret_language() -> None:
 
 
 def load(
-    source: str, name: str, prepare: Callable[[], None] = prepare_interpreter, place: str | None = None
+    source: str,
+    name: str,
+    prepare: Callable[[], None] = prepare_interpreter,
+    place: str | None = None,
+    own: OwnLines | None = None,
 ) -> ModuleType:
     """The module of a generated source. The same source gives the same module. `prepare` runs before the first load.
-    `place`: the file that the source is from, if it is from one."""
-    key = cache.digest(source)
+    `place`: the file that the source is from, if it is from one. `own`: see `execute`."""
+    key = cache.digest(source if own is None else f"{source}{own}")
     with _LOADING:
         if key not in _LOADED:
             prepare()
-            _LOADED[key] = execute(source, name, place)
+            _LOADED[key] = execute(source, name, place, own)
             _tell_flop_counters()
         return _LOADED[key]
 
@@ -126,13 +140,20 @@ def _tell_flop_counters() -> None:
             registry.update({op: of for op, of in flop_counter.flop_registry.items() if op not in registry})
 
 
-def execute(source: str, name: str, place: str | None = None) -> ModuleType:
-    """A new module of a generated source, under Triton as it is set up now."""
+def execute(source: str, name: str, place: str | None = None, own: OwnLines | None = None) -> ModuleType:
+    """A new module of a generated source, under Triton as it is set up now. `own`: the lines that are executed, where
+    the others are a runtime, in whose place the process has one."""
     title = f"{name}_{cache.digest(source)[:16]}"
     file = place or str(cache.stored(source, name) or f"<attngen-{title}>")
     module = ModuleType(f"attngen_generated.{title}")
     module.__file__ = file
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     sys.modules[module.__name__] = module
-    exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
+    executed = source
+    if own is not None:
+        lines = source.split("\n")
+        lines[own.runtime] = [""] * len(lines[own.runtime])  # the others keep their numbers
+        executed = "\n".join(lines)
+        vars(module).update((x, importlib.import_module(f"{SHARED}.{x}")) for x in own.modules)
+    exec(compile(executed, file, "exec", dont_inherit=True), module.__dict__)
     return module

@@ -6,6 +6,7 @@ so; what a call has prepared is forgotten with each change.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,20 +17,27 @@ from attngen.errors import InternalError
 from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkeleton, DqSkeleton, Skeleton
 from attngen.plan.tiles.hopper_trials import Rows
 from attngen.plan.tiles.portable import KERNELS, Tile
+from attngen.runtime.loader import SHARED
 from attngen.tune.gpu import Setting
 
 TABLES = ("TILES", "HOPPER", "HOPPER_BACKWARD", "HOPPER_APART")
 
 
+def runtime_of(module: ModuleType, name: str) -> Any:
+    """Where the functions of a module of the runtime are: a whole file has its own, others share one."""
+    return module if hasattr(module, "tiles_by_chip") else importlib.import_module(f"{SHARED}.{name}")
+
+
 def own_tiles(module: ModuleType, row: tuple[str, int, int]) -> dict[str, Tile]:
-    tables: Any = module
-    return {name: Tile(*tile) for name, tile in zip(KERNELS, tables.tiles_by_chip(tables.TILES)[row], strict=True)}
+    tiles = tables_of(module)["TILES"][row]
+    return {name: Tile(*tile) for name, tile in zip(KERNELS, tiles, strict=True)}
 
 
 def tables_of(module: Any) -> dict[str, Any]:
     """By name, as calls read them."""
+    own = runtime_of(module, "tables")
     texts = {name: getattr(module, name) for name in TABLES if hasattr(module, name)}
-    return {name: (module.tiles_by_chip if name == "TILES" else module.rows_by_dims)(x) for name, x in texts.items()}
+    return {name: (own.tiles_by_chip if name == "TILES" else own.rows_by_dims)(x) for name, x in texts.items()}
 
 
 @contextmanager

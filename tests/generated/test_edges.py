@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attngen
 from attngen.errors import UsageError
-from attngen.runtime.loader import execute
+from attngen.runtime.loader import SHARED, execute
 
 TEXT = """attention edges
 param slope: f32[Hq]
@@ -268,11 +268,11 @@ def test_forward_mode_is_refused_by_target_torch(transform: Callable[..., None],
 
 def test_without_the_private_names_of_pytorch_a_call_takes_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = attngen.compile("attention subject\nmask = causal\n")
-    module = sys.modules[kernel.function.__module__]
     q, k, v = (torch.randn(1, 2, 20, 16, requires_grad=True) for _ in "qkv")
     wanted = torch.autograd.grad(kernel(q, k, v).square().sum(), (q, k, v))
     monkeypatch.delattr(torch._C, "_len_torch_dispatch_stack")
     other = attngen.compile("attention other\nmask = causal\n").source  # an operator is registered once
+    module = sys.modules[f"{SHARED}.watched"]
     assert module.HAS_PRIVATE_NAMES and not execute(other, "other").HAS_PRIVATE_NAMES
     monkeypatch.setattr(module, "HAS_PRIVATE_NAMES", False)
     found = torch.autograd.grad(kernel(q, k, v).square().sum(), (q, k, v))

@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attngen
+from attngen.runtime.loader import SHARED
 
 SPEC = """attention launched
 param slope: f32[Hq]
@@ -125,13 +126,13 @@ def test_kernels_that_test_data_are_kept_and_data_is_not(monkeypatch: pytest.Mon
     packed = attngen.compile(text, tile=(16, 16))
     module = sys.modules[packed.function.__module__]
     made: list[Any] = []
-    create = module.Launch.__init__
+    create = module.host.Launch.__init__
 
     def noted(self: Any, *given: Any, **named: Any) -> None:
         made.append(given[0])
         create(self, *given, **named)
 
-    monkeypatch.setattr(module.Launch, "__init__", noted)
+    monkeypatch.setattr(module.host.Launch, "__init__", noted)
     q, k, v = qkv(grad=True)
     counts: list[int] = []
     for border in (5, 13):
@@ -202,9 +203,12 @@ def test_the_second_launch_passes_what_the_first_one_named(module: ModuleType) -
             return launch
 
     asked, compiled = Kernel(), Kernel()
-    launch = module.Launch(asked, 7, {"FAST": True, "BLOCK": 64, "num_warps": 4}, scalars={"n": 1}, names={"x": "y"})
-    launch({"x": "w", "y": "x", module.SAME: {"m": 3}})
-    launch({"x": "w", "y": "y", module.SAME: {"m": 3}})
+    launch = module.host.Launch(
+        asked, 7, {"FAST": True, "BLOCK": 64, "num_warps": 4}, scalars={"n": 1}, names={"x": "y"}
+    )
+    same = sys.modules[f"{SHARED}.launch"].SAME
+    launch({"x": "w", "y": "x", same: {"m": 3}})
+    launch({"x": "w", "y": "y", same: {"m": 3}})
     assert asked.calls == [((7, 1, 1), ("x", 1, 3), {"FAST": True, "BLOCK": 64, "num_warps": 4})]
     assert compiled.calls == [((7, 1, 1), ("y", 1, 3, 64, True), {})]
 
@@ -226,7 +230,8 @@ def test_numbers_are_kept_by_value_and_stream(monkeypatch: pytest.MonkeyPatch) -
     capped = attngen.compile(
         "attention capped\nparam cap: f32 where cap > 0\nscore = softcap(qk * scale, cap)\n", tile=(16, 16)
     )
-    module = sys.modules[capped.function.__module__]
+    assert capped.function is not None
+    module: Any = sys.modules[f"{SHARED}.devices"]
     cpu, stream = torch.device("cpu"), [0]
     assert module.number_tensor(2.0, cpu, True) is not module.number_tensor(2.0, cpu, True)  # no stream, nothing kept
     monkeypatch.setattr(module, "stream_of", lambda _: stream[0])

@@ -62,7 +62,7 @@ def both(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(out, lse) by the chip's own kernel, twice, and by the portable one."""
     module = module_of(kernel)
-    assert kernel.function is not None and module.hopper_row(module.HOPPER, q, k, v) is not None
+    assert kernel.function is not None and module.host.hopper_row(module.HOPPER, q, k, v) is not None
     found = []
     for portable in (False, False, True):
         if portable:
@@ -250,7 +250,7 @@ def test_its_gradients_are_those_of_the_portable_kernels(
         Sq = Sk if name == "documents" else Sq
         for dtype in (torch.float16, torch.bfloat16):
             leaves, generator = drawn((Hq, Hkv), (Sq, Sk), dims, dtype, B, Sk)
-            assert module.hopper_row(module.HOPPER_BACKWARD, *leaves[:3]) is not None
+            assert module.host.hopper_row(module.HOPPER_BACKWARD, *leaves[:3]) is not None
             params = params_of(kernel, B, Hq, Sq, Sk, generator)
             out, lse = kernel(*leaves, return_lse=True, **params)
             d_out, d_lse = torch.randn_like(out), torch.randn_like(lse)
@@ -327,7 +327,7 @@ def test_the_two_kernels_give_the_gradients_of_the_definition(name: str, dims: t
     module = (kernel.function, module_of(kernel))[1]
     for Sq, Sk in ((200, 333), (270, 130)) if name not in SQUARE else ((333, 333), (130, 130)):
         leaves, generator = drawn((4, 2), (Sq, Sk), dims, torch.bfloat16, 1, Sk)
-        assert module.hopper_row(module.HOPPER_APART, *leaves[:3]) is not None
+        assert module.host.hopper_row(module.HOPPER_APART, *leaves[:3]) is not None
         params = params_of(kernel, 1, 4, Sq, Sk, generator)
         out, lse = kernel(*leaves, return_lse=True, **params)
         d_out, d_lse = torch.randn_like(out), torch.where(torch.isfinite(lse), torch.randn_like(lse), 0.0)

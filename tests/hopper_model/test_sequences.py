@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import attngen
+from attngen.kernel import Loaded
 from attngen.runtime.loader import execute
 from attngen.verify import sequences
 from attngen.verify.comparison import Case
@@ -57,7 +58,7 @@ def errors(
     module = execute(source, kernel.name)
     launched = machine.install(module, schedule)
     function: Callable[..., Any] = getattr(module, f"{kernel.name}{'_varlen' if geometry == 'packed' else '_lengths'}")
-    object.__setattr__(kernel, "_varlen" if geometry == "packed" else "_lengths", function)
+    object.__setattr__(kernel, "_geometries", {geometry: Loaded(function)})
     sizes = (("Hq", heads[0]), ("Hkv", heads[1]), ("D", D), ("Dv", D))
     case = sequences.settled(kernel.spec, Case("model", "fp16", sizes, lengths=lengths))
     found = list(sequences.compare(kernel, case, "cpu", geometry=geometry, check=False))

@@ -99,18 +99,18 @@ def module_of(run: Kernel) -> ModuleType:
 def cut(run: Kernel, pieces: int) -> Iterator[list[str]]:
     """Every call inside is split into so many pieces; gives the names of the kernels that run."""
     module = module_of(run)
-    own, launch, launched = module.host.split_pieces, module.Launch.launch, []
+    own, launch, launched = module.host.split_pieces, module.host.Launch.launch, []
 
     def noted(self, *arguments):  # type: ignore[no-untyped-def]
         launched.append(self.kernel.__name__)
         return launch(self, *arguments)
 
-    module.host.split_pieces, module.Launch.launch = lambda *_: pieces, noted
+    module.host.split_pieces, module.host.Launch.launch = lambda *_: pieces, noted
     module._attention.ready.clear()
     try:
         yield launched
     finally:
-        module.host.split_pieces, module.Launch.launch = own, launch
+        module.host.split_pieces, module.host.Launch.launch = own, launch
         module._attention.ready.clear()
 
 
@@ -211,8 +211,8 @@ def test_a_short_query_is_split_of_itself() -> None:
 
     def pieces(rows: int, columns: int, batch: int = 1) -> int:
         q, k, v = (torch.empty(batch, heads, size, 16) for heads, size in ((4, rows), (2, columns), (2, columns)))
-        whole = module.ceil(rows, module.tiles(module.TILES, q, v)[0][0]) * batch * 4
-        return module.split_pieces(module.SPLIT, q, k, v, True, whole)
+        whole = module.host.ceil(rows, module.host.tiles(module.TILES, q, v)[0][0]) * batch * 4
+        return module.host.split_pieces(module.SPLIT, q, k, v, True, whole)
 
     assert pieces(1, 64) > 1
     assert pieces(16, 4096) > 1

@@ -124,9 +124,9 @@ def test_gradients_launch_no_forward_kernel(monkeypatch: pytest.MonkeyPatch) -> 
     q, k, v = torch.randn(3, 1, 2, 40, 16)
     place: dict[str, Any] = {"q_offset": 0, "k_offset": 40, "Sq": 80, "Sk": 80, "slope": torch.rand(2)}
     launched: list[str] = []
-    names = vars(sys.modules[kernel.piece()[1].function.__module__])
-    call = names["Launch"].__call__
-    monkeypatch.setattr(names["Launch"], "__call__", lambda x, values: (launched.append(_kernel(x)), call(x, values)))
+    launch = sys.modules[kernel.piece()[1].function.__module__].host.Launch
+    call = launch.__call__
+    monkeypatch.setattr(launch, "__call__", lambda x, values: (launched.append(_kernel(x)), call(x, values)))
     out, lse = kernel.finish(*kernel.partial(q, k, v, **place), slope=place["slope"])
     assert launched == ["_forward_kernel"]
     place["slope"].requires_grad_()

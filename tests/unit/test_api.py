@@ -22,6 +22,7 @@ import torch
 import attngen
 from attngen import Kernel, SpecError, Unproved, UsageError, api, targets
 from attngen.errors import Source
+from attngen.kernel import Loaded
 
 TEXT = "attention windowed\n\nconst window = 24\nparam slope: f32[Hq]\n\n"
 TEXT += "score = qk * scale - slope[h] * (q - k)\nmask  = 0 <= q - k < window\n"
@@ -400,7 +401,8 @@ def test_what_is_no_wrong_argument_is_no_usage_error(monkeypatch: pytest.MonkeyP
     def failing(*_: object, **__: object) -> None:
         raise TypeError("of something else")
 
-    monkeypatch.setitem(kernel.__dict__, "_function", lambda *given, **named: failing(*given, **named))
+    loaded = {"dense": Loaded(lambda *given, **named: failing(*given, **named))}
+    monkeypatch.setitem(kernel.__dict__, "_geometries", loaded)
     with pytest.raises(TypeError, match="of something else") as caught:
         kernel(*operands(20), slope=torch.tensor([0.5, 0.25]))
     assert not isinstance(caught.value, UsageError)

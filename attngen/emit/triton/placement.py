@@ -19,6 +19,7 @@ from pathlib import Path
 from attngen import runtime
 from attngen.emit.text.units import REGISTERED, TITLE, Unit, bound, laid_out, renamed, units
 from attngen.errors import InternalError
+from attngen.runtime.loader import OwnLines
 
 PACKAGE = "_attngen"
 API = 2
@@ -256,6 +257,17 @@ def tidied(own: str) -> str:
     return "\n".join((*lines[:first], *imports(n for n in nodes if n.names), *lines[last:]))
 
 
+def own_lines(source: str) -> OwnLines | None:
+    """Which lines of a file are its own part's; None where its runtime is not as attngen wrote it."""
+    above, _, rest = source.partition(f"\n{_LINE.format(package=PACKAGE, digest='').rstrip()} ")
+    written, _, below = rest.partition("\n")
+    runtime, _, registered = below.partition(f"\n{REGISTERED}\n")
+    if f"\n# API of the runtime: {API}\n" not in above or digest(below) != written:
+        return None
+    first, last = above.count("\n") + 1, source.count("\n") - registered.count("\n")
+    return OwnLines(slice(first, last), tuple(re.findall(r"^(\w+) = ModuleType\(", runtime, re.MULTILINE)))
+
+
 # ---------------------------------------------------------------- beside each other
 
 
@@ -275,4 +287,4 @@ def edited(text: str) -> bool:
     return f"{first}\n" != _FIRST.format(digest=digest(rest))
 
 
-__all__ = ["API", "PACKAGE", "beside", "edited", "imports", "one_file", "sources", "tidied"]
+__all__ = ["API", "PACKAGE", "beside", "edited", "imports", "one_file", "own_lines", "sources", "tidied"]

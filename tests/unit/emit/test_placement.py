@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import subprocess
 import sys
@@ -90,6 +91,17 @@ def test_another_version_of_the_runtime_is_refused_at_import(shared: Path, tmp_p
     source = attngen.compile(ROOT / "examples" / "causal.attn").source
     with pytest.raises(ImportError, match="causal needs version 0 of attngen's runtime"):
         loader.execute(source.replace(f"api={placement.API},", "api=0,"), "causal")
+
+
+def test_kernels_share_one_runtime_unless_that_of_their_file_was_edited() -> None:
+    causal, softcap = (attngen.compile(ROOT / "examples" / f"{name}.attn") for name in ("causal", "softcap"))
+    kind = type(causal.loaded("dense").attention)
+    assert kind is type(softcap.loaded("dense").attention) is type(causal.loaded("packed").attention)
+    assert kind.__module__ == f"{loader.SHARED}.attention" and causal.loaded("dense") is causal.loaded("dense")
+    lines = causal.source.split("\n")
+    assert inspect.getsource(causal.function).split("\n")[0] == lines[causal.function.__code__.co_firstlineno - 1]
+    assert placement.own_lines(causal.source.replace("class Attention:", "class Attention:  # mine")) is None
+    assert placement.own_lines(causal.source.replace("# API of the runtime: 2", "# API of the runtime: 1")) is None
 
 
 @pytest.mark.parametrize("target", ["torch", "jax", "pallas"])

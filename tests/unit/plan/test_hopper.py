@@ -24,6 +24,7 @@ from attngen.plan.tiles import hopper
 from attngen.plan.tiles.hopper import sums_beside, sums_beside_dkdv
 from attngen.plan.tiles.hopper_trials import barriers, fits
 from attngen.plan.tiles.traits import in_turn, listed, row_terms, traits
+from attngen.runtime.loader import SHARED
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))
@@ -337,22 +338,22 @@ def test_sequences_have_rows_of_their_own_up_to_head_dim_64() -> None:
 
 
 @pytest.mark.parametrize(("name", "table"), [("causal", "HOPPER_BACKWARD"), ("softcap", "HOPPER")])
-def test_packed_calls_look_there_first(name: str, table: str) -> None:
+def test_packed_calls_look_there_first(name: str, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dense file has no such rows."""
     key = (64, 64, "sequences")
     dense = attngen.compile(text_of(name), target="triton")
     alone: Any = sys.modules[dense.function.__module__]
-    assert key not in alone.rows_by_dims(getattr(alone, table))
+    assert key not in alone.host.rows_by_dims(getattr(alone, table))
     packed = attngen.compile(text_of(name), target="triton", geometry=("packed",))
     module: Any = sys.modules[packed.function.__module__]
     rows = getattr(module, table)
-    module.CHIPS[torch.device("cpu")] = "sm_90"
+    monkeypatch.setitem(sys.modules[f"{SHARED}.devices"].CHIPS, torch.device("cpu"), "sm_90")
     q, out = (torch.zeros(1, 1, 128, 64, dtype=torch.float16) for _ in range(2))
-    found = module.listed_row(rows, (q, out), (q, q))
-    assert found is not None and found[0] == module.rows_by_dims(rows)[key]
+    found = module.host.listed_row(rows, (q, out), (q, q))
+    assert found is not None and found[0] == module.host.rows_by_dims(rows)[key]
     wide = torch.zeros(1, 1, 128, 128, dtype=torch.float16)
-    found = module.listed_row(rows, (wide, wide), (wide, wide))
-    assert found is not None and found[0] == module.rows_by_dims(rows)[128, 128]
+    found = module.host.listed_row(rows, (wide, wide), (wide, wide))
+    assert found is not None and found[0] == module.host.rows_by_dims(rows)[128, 128]
 
 
 @pytest.mark.parametrize(

@@ -196,13 +196,13 @@ def test_the_bench_sets_a_tile_checks_it_and_puts_the_tables_back(monkeypatch: p
     seen: list[Any] = []
 
     def function(*x: Any, **params: Any) -> Any:
-        seen.append(module.tiles_by_chip(module.TILES)["cpu", 4, 16])
+        seen.append(module.host.tiles_by_chip(module.TILES)["cpu", 4, 16])
         out = kernel.function(*x, **params)
         return out * 1.5 if broken else out
 
     broken = False
     bench = Bench(module, function, (q, k, v), torch.ones(1, 1, 48, 16), {}, NONE, device="cpu", rep_ms=0.0)
-    table = module.tiles_by_chip(module.TILES)
+    table = module.host.tiles_by_chip(module.TILES)
     before = dict(table)
     assert bench.row == ("cpu", 4, 16) and bench.rows == NONE
     seen.clear()
