@@ -22,7 +22,7 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_90", "sm_100", "gfx942")
 SOURCE_ARCHITECTURES = ("auto", "portable", *ARCHITECTURES)
 """For which chips a file may hold kernels of their own: every chip, none, one."""
 GEOMETRIES = ("dense", "lengths", "packed", "pieces")
-"""Where the rows of a sequence are: a batch row, a part of one, or one after the other (`plan.geometry`). In pieces
+"""Where the rows of a sequence are: a batch row, a part of one, or one after the other (`plan.sides`). In pieces
 they are a stretch of a longer sequence (`ir.pieces`)."""
 DTYPES = ("fp16", "bf16", "fp32")
 TPU_STAGES = ("mosaic", "hlo", "schedule")

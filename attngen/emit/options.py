@@ -49,7 +49,7 @@ class Options:
     kernels that some have for themselves. `head_dim`: (of q and k, of v), or all up to 256. `dtype`: of q, k and v, or
     all. `forward`: without a backward pass. Triton's interpreter always runs the file.
 
-    `geometry`: the functions that it has, see `plan.geometry`; dense is always among them. `emit` writes no pieces:
+    `geometry`: the functions that it has, see `plan.sides`; dense is always among them. `emit` writes no pieces:
     those are joined to what it writes.
 
     `tuned` has at most one entry for a TPU and bytes of an element; `tuned_gpu` one for a GPU, bytes of an element and

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attngen.ir.attention import Attention
-from attngen.plan.geometry import GEOMETRIES
 from attngen.plan.kernel import KernelPlan, make_plan
 from attngen.plan.limits import ALL, Limits
 from attngen.plan.packed_alias import packed_alias
+from attngen.plan.sides import GEOMETRIES
 from attngen.plan.tiles.hopper import hopper_plan
 
 __all__ = ["KernelPlan", "Limits", "plan"]

@@ -15,7 +15,6 @@ from attngen.ir.build import add, index, mul, real
 from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads, substitute
 from attngen.plan.chips import Burden
-from attngen.plan.geometry import Geometry
 from attngen.plan.gpu_walks import GpuWalks, gpu_walks
 from attngen.plan.hopper import HopperPlan
 from attngen.plan.ints.choices import Choices, choices
@@ -34,6 +33,7 @@ from attngen.plan.score.derivative import derivative
 from attngen.plan.score.distance import diagonals, distance_index
 from attngen.plan.score.ramp import Ramp
 from attngen.plan.score.weights import Form, M, Weights, split_factor, weights
+from attngen.plan.sides import Geometry
 from attngen.plan.summed import Summed, summed
 
 

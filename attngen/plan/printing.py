@@ -16,7 +16,6 @@ from attngen.ir.function import Assigned, Function
 from attngen.ir.nodes import Expr, Symbol, Type
 from attngen.ir.printing import expression, factor
 from attngen.plan.footprint import loads_of
-from attngen.plan.geometry import START, STOP, TOTAL, Geometry
 from attngen.plan.gpu_walks import GpuWalks
 from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Dims, HopperPlan, Skeleton
 from attngen.plan.ints.facts import Bounds, Facts
@@ -33,6 +32,7 @@ from attngen.plan.mask.turns import Cells, Turns
 from attngen.plan.mask.walks import TwoWalks, Walk, outside
 from attngen.plan.score.approximate import APPROXIMATIONS
 from attngen.plan.score.weights import Form, Weights
+from attngen.plan.sides import START, STOP, TOTAL, Geometry
 from attngen.plan.split import Split
 from attngen.plan.summed import Summed
 from attngen.plan.tiles.portable import KERNELS, Row, table
@@ -85,8 +85,13 @@ def _sequences(plan: KernelPlan) -> Iterator[str]:
 
 def _geometry(g: Geometry) -> Iterator[str]:
     yield f"{g.kind.value}, of {START.id}, {STOP.id} and {TOTAL.id}:"
-    for name in ("begin", "first", "size", "slot", "slots", "before", "paired", "within"):
-        yield f"    {name} = {expression(getattr(g, name))}"
+    for owner, names in (
+        (g.queries, ("begin", "first", "size", "slot", "slots")),
+        (g.listing, ("before", "paired")),
+        (g.queries, ("within",)),
+    ):
+        for name in names:
+            yield f"    {name} = {expression(getattr(owner, name))}"
 
 
 def _named(*parts: tuple[str, Expr | None]) -> Iterator[str]:

@@ -64,11 +64,11 @@ from attngen.emit.triton.sequences.call import SequenceParts, sequence_call_view
 from attngen.emit.triton.sequences.rows import refuse_sequences, sequence_place, sequence_view
 from attngen.errors import InternalError
 from attngen.plan import passes
-from attngen.plan.geometry import GEOMETRIES
 from attngen.plan.index import items
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level
 from attngen.plan.mask.turns import turns
+from attngen.plan.sides import GEOMETRIES
 
 
 def emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:

@@ -67,6 +67,13 @@ def rows_of_sequences() -> Index:
     return Index(text, tuple(lifted(text, name, flags) for name, flags in (*names, *flagged)))
 
 
+@cache
+def rows_in_runs() -> Index:
+    """Where a table says where rows are: the ints of `runtime/exported/rows.py`."""
+    text = _text("rows")
+    return Index(text, (lifted(text, "row_in_run", ()),))
+
+
 def read_tests(text: str) -> Index:
     names = [(name, (("TEST", test),)) for name in ("can_hold", "must_hold") for test in range(3)]
     return Index(text, tuple(lifted(text, name, flags) for name, flags in names))

@@ -10,12 +10,14 @@ all of them. Divisors are put in, one tile size after the other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from attngen.ir.attention import Attention
 from attngen.ir.build import integer, literal
 from attngen.ir.nodes import Expr
 from attngen.ir.walk import substitute
-from attngen.plan.geometry import BEGIN, TILE, Geometry
 from attngen.plan.kernel import KernelPlan
+from attngen.plan.sides import BEGIN, NUMBER, POSITION, RUNS, TILE, TOTAL, Geometry, Listing, Side
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Term
 from attngen.prove.integers.z3_door import SolverContext
@@ -32,18 +34,26 @@ def sequence_claims(bare: Attention, plan: KernelPlan, work: Work) -> list[Claim
         rows = "whatever offsets a call gives, a sequence's rows are inside the tensor, and are those that it names"
         slots = "each tile of each sequence has a slot, and no two have the same"
         name = g.kind.value
-        claims.append(Claim(f"{name}, rows", rows, _verdict(_rows(SolverContext(bare), g, work.part()))))
-        claims.append(Claim(f"{name}, slots", slots, _verdict(_slots(bare, g, work.part()))))
+        claims.append(Claim(f"{name}, rows", rows, _verdict(_each(_rows, bare, g, work.part()))))
+        claims.append(Claim(f"{name}, slots", slots, _verdict(_each(_slots, bare, g, work.part()))))
         order = "sequences are listed one after the other, so that each tile has a place of its own"
-        claims.append(Claim(f"{name}, list", order, _verdict(_listed(SolverContext(bare), g, work.part()))))
+        claims.append(Claim(f"{name}, list", order, _verdict(_listed(SolverContext(bare), g.listing, work.part()))))
         pairs = "where tiles of two sequences alternate, each has a place of its own, behind its neighbour before it"
-        claims.append(Claim(f"{name}, pairs", pairs, _verdict(_paired(SolverContext(bare), g, work.part()))))
+        claims.append(Claim(f"{name}, pairs", pairs, _verdict(_paired(SolverContext(bare), g.listing, work.part()))))
         copies = "a copy of a tile has the sequence's own rows, all of them and no others"
-        claims.append(Claim(f"{name}, copies", copies, _verdict(_copies(SolverContext(bare), g, work.part()))))
+        claims.append(Claim(f"{name}, copies", copies, _verdict(_each(_copies, bare, g, work.part()))))
     return claims
 
 
-def _rows(context: SolverContext, g: Geometry, work: Work) -> Answer:
+def _each(ask: Callable[[Attention, Side, Work], Answer], bare: Attention, g: Geometry, work: Work) -> Answer:
+    """Of queries and of keys, which mostly lie alike."""
+    sides = (g.queries,) if g.queries == g.keys else (g.queries, g.keys)
+    answers = [ask(bare, side, work) for side in sides]
+    return next((answer for answer in answers if not isinstance(answer, Holds)), answers[0])
+
+
+def _rows(bare: Attention, g: Side, work: Work) -> Answer:
+    context = SolverContext(bare)
     names = {name: context.free(name) for name in ("start", "stop", "total")}
     start, stop, total = names.values()
     names["begin"] = begin = context.term(g.begin, names)
@@ -58,12 +68,24 @@ def _rows(context: SolverContext, g: Geometry, work: Work) -> Answer:
     answer = context.ask_linear([total >= 0], inside, work)
     if not isinstance(answer, Holds):
         return answer
+    if g.run is not None:
+        answer = _in_runs(context, g, g.run, work)
+        if not isinstance(answer, Holds):
+            return answer
     kept = [start >= 0, start <= stop, stop <= total]
     own = context.all_of([size == stop - start, begin == start, context.implies(size >= 1, first == start)])
     return context.ask_linear(kept, own, work)
 
 
-def _slots(bare: Attention, g: Geometry, work: Work) -> Answer:
+def _in_runs(context: SolverContext, g: Side, run: int, work: Work) -> Answer:
+    """Whatever number a table has, the row is inside."""
+    names = {e.id: context.free(e.id) for e in (NUMBER, POSITION, RUNS)}
+    row, total = context.term(g.row(POSITION), names), context.free(TOTAL.id)
+    fits = [names["position"] >= 0, names["runs"] >= 1, names["runs"] * run <= total]
+    return context.ask(fits, context.all_of([row >= 0, row < total]), work)
+
+
+def _slots(bare: Attention, g: Side, work: Work) -> Answer:
     """Of two sequences, the first tile of the later one is behind the last tile of the earlier; and a bound."""
     answer: Answer = Holds()
     for tile in TILES:
@@ -86,7 +108,7 @@ def _slots(bare: Attention, g: Geometry, work: Work) -> Answer:
     return answer
 
 
-def _listed(context: SolverContext, g: Geometry, work: Work) -> Answer:
+def _listed(context: SolverContext, g: Listing, work: Work) -> Answer:
     """A strict total order of sequences: the sum of the tiles of those before is then a place of one's own."""
     number = {name: context.free(f"number of {name}") for name in "abc"}
     tiles = {name: context.free(f"tiles of {name}") for name in "abc"}
@@ -114,7 +136,7 @@ def _listed(context: SolverContext, g: Geometry, work: Work) -> Answer:
     return answer
 
 
-def _paired(context: SolverContext, g: Geometry, work: Work) -> Answer:
+def _paired(context: SolverContext, g: Listing, work: Work) -> Answer:
     """Two sequences that follow each other in the list, `longer` tiles and `shorter`; the last one may be alone. The
     list is in the order of their tiles, so that `least` and `most` are those of the neighbours.
     """
@@ -146,7 +168,8 @@ def _paired(context: SolverContext, g: Geometry, work: Work) -> Answer:
     return answer
 
 
-def _copies(context: SolverContext, g: Geometry, work: Work) -> Answer:
+def _copies(bare: Attention, g: Side, work: Work) -> Answer:
+    context = SolverContext(bare)
     names = {name: context.free(name) for name in ("size", "start")}
     size, start = names.values()
     within = context.term(g.within, names)
@@ -162,7 +185,7 @@ def _with(e: Expr, tile: int) -> Expr:
 class _Sequence:
     """A sequence as the call describes it, under its promise that offsets do not fall and stay inside."""
 
-    def __init__(self, context: SolverContext, g: Geometry, name: str, total: Term, count: Term, tile: int):
+    def __init__(self, context: SolverContext, g: Side, name: str, total: Term, count: Term, tile: int):
         self.number, self.start, self.stop = (context.free(f"{name} {what}") for what in ("number", "start", "stop"))
         names = {"start": self.start, "stop": self.stop, "total": total, "sequence": self.number}
         names[BEGIN.id] = context.term(g.begin, names)

@@ -22,6 +22,8 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 # The rows of one head. `base`: a pointer to the first one, or a descriptor of all heads.
 HeadRows = namedtuple("HeadRows", "base batch head stop stride")
+# The same where consecutive positions have consecutive rows only in runs: a table has the number of each run's rows.
+RowsInRuns = namedtuple("RowsInRuns", "base batch head stop stride table runs run")
 
 
 @triton.constexpr_function
@@ -38,14 +40,37 @@ def int_at(place):
 
 @triton.jit
 def of_head(tensor, batch, head, strides, stop, ALIGN: tl.constexpr):
-    """The rows of one head. ALIGN divides the strides, as the host has checked."""
-    stride_b, stride_h, stride_s = strides
+    """The rows of one head. ALIGN divides the strides, as the host has checked. Behind them a side in runs has its
+    table, how many runs that has for a batch, how many there are in the tensor, and how many rows a run has."""
+    stride_b, stride_h, stride_s = strides[0], strides[1], strides[2]
     base = tensor
     if isinstance(tensor, tl.tensor):
         # 64 bits: a batch may hold more than 2**31 elements.
         offset_b = tl.cast(batch, tl.int64) * (stride_b // ALIGN * ALIGN)
         base = tensor + offset_b + tl.cast(head, tl.int64) * (stride_h // ALIGN * ALIGN)
-    return HeadRows(base, batch, head, stop, stride_s // ALIGN * ALIGN)
+    found = HeadRows(base, batch, head, stop, stride_s // ALIGN * ALIGN)
+    if len(strides) > 3:
+        table = strides[3] + tl.cast(batch, tl.int64) * strides[4]
+        found = RowsInRuns(base, batch, head, stop, stride_s // ALIGN * ALIGN, table, strides[5], strides[6])
+    return found
+
+
+@triton.jit
+def row_in_run(number, position, runs, run):
+    """The row of a position, in the run of this number, brought inside a tensor of so many runs."""
+    return tl.minimum(tl.maximum(number, 0), runs - 1) * run + position % run
+
+
+@triton.jit
+def cells_of(rows, start, row, col):
+    """Pointers to the elements of rows from `start` on."""
+    if len(rows) > 5:
+        position = start + row
+        number = tl.load(rows.table + position // rows.run, mask=position < rows.stop, other=0)
+        cells = rows.base + row_in_run(tl.cast(number, tl.int64), position, rows.runs, rows.run) * rows.stride + col
+    else:
+        cells = rows.base + tl.cast(start, tl.int64) * rows.stride + row * rows.stride + col
+    return cells
 
 
 @triton.jit
@@ -56,7 +81,7 @@ def load(rows, start, ROWS: tl.constexpr, COLS: tl.constexpr, CHECKED: tl.conste
     else:
         row = tl.arange(0, ROWS)[:, None]
         col = tl.arange(0, block(COLS))[None, :]
-        cells = rows.base + tl.cast(start, tl.int64) * rows.stride + row * rows.stride + col
+        cells = cells_of(rows, start, row, col)
         if CHECKED and block(COLS) == COLS:
             tile = tl.load(cells, mask=row < rows.stop - start, other=0.0)
         elif CHECKED:
@@ -77,7 +102,7 @@ def load_kept(rows, start, kept, ROWS: tl.constexpr, COLS: tl.constexpr):
     else:
         row = tl.arange(0, ROWS)[:, None]
         col = tl.arange(0, block(COLS))[None, :]
-        cells = rows.base + tl.cast(start, tl.int64) * rows.stride + row * rows.stride + col
+        cells = cells_of(rows, start, row, col)
         if block(COLS) == COLS:
             tile = tl.load(cells, mask=kept, other=0.0)
         else:
@@ -90,7 +115,7 @@ def store(rows, values, start, COLS: tl.constexpr):
     """Stores rows of one head from `start` on, in the tensor's dtype."""
     row = tl.arange(0, values.shape[0])[:, None]
     col = tl.arange(0, values.shape[1])[None, :]
-    cells = rows.base + tl.cast(start, tl.int64) * rows.stride + row * rows.stride + col
+    cells = cells_of(rows, start, row, col)
     tl.store(cells, values.to(rows.base.dtype.element_ty), mask=(row < rows.stop - start) & (col < COLS))
 
 

@@ -10,12 +10,27 @@ from attngen import api
 from attngen.errors import Source
 from attngen.ir.build import add, apply, disjunction, floordiv, index, integer, maximum, minimum, mul, select, sub
 from attngen.ir.nodes import Expr, Op
-from attngen.plan.geometry import BEGIN, GEOMETRIES, START, STOP, TILE, TOTAL, Geometry
 from attngen.plan.kernel import KernelPlan
+from attngen.plan.sides import (
+    BEGIN,
+    FIRST,
+    GEOMETRIES,
+    NUMBER,
+    POSITION,
+    START,
+    STOP,
+    TILE,
+    TOTAL,
+    Geometry,
+    Kind,
+    Side,
+    side,
+)
 from attngen.prove.budget.work import Work
 from attngen.prove.obligations.sequences import sequence_claims
 from attngen.prove.verdict import Proved, Refuted
 
+LISTING = ("before", "paired")
 CLAIMS = ("rows", "slots", "list", "pairs", "copies")
 ONE = integer(1)
 SEQUENCE, SEQUENCES, OWN, TILES, OWN_TILES = map(index, ("sequence", "n_sequences", "own", "tiles", "own_tiles"))
@@ -23,8 +38,8 @@ EARLIER, RANK, LEAST, MOST, ORDER = map(index, ("earlier", "rank", "least", "mos
 SIZE, ROW = index("size"), index("start")
 LENGTHS, PACKED = GEOMETRIES
 EVEN = apply(Op.EQ, apply(Op.MOD, RANK, integer(2)), integer(0))
-FIRST = add(add(EARLIER, ORDER), minimum(ORDER, MOST))
-SECOND = add(sub(EARLIER, LEAST), add(mul(integer(2), ORDER), ONE))
+EVEN_PLACE = add(add(EARLIER, ORDER), minimum(ORDER, MOST))
+ODD_PLACE = add(sub(EARLIER, LEAST), add(mul(integer(2), ORDER), ONE))
 WRONG: dict[str, tuple[Geometry, str, Expr]] = {
     "a negative offset": (PACKED, "begin", minimum(START, TOTAL)),
     "an offset behind the end": (PACKED, "begin", maximum(START, integer(0))),
@@ -46,11 +61,11 @@ WRONG: dict[str, tuple[Geometry, str, Expr]] = {
     "each before the other": (PACKED, "before", apply(Op.LE, OWN_TILES, TILES)),
     "in no order": (LENGTHS, "before", disjunction(apply(Op.LT, OWN_TILES, TILES), apply(Op.LT, SEQUENCE, OWN))),
     "pairs by number": (PACKED, "before", apply(Op.LT, SEQUENCE, OWN)),
-    "pairs over one another": (PACKED, "paired", select(EVEN, add(EARLIER, mul(integer(2), ORDER)), SECOND)),
-    "pairs that share places": (PACKED, "paired", select(EVEN, FIRST, sub(SECOND, ONE))),
-    "pairs turned about": (LENGTHS, "paired", select(EVEN, SECOND, FIRST)),
-    "a second one behind both": (LENGTHS, "paired", select(EVEN, FIRST, add(SECOND, LEAST))),
-    "a pair backwards": (PACKED, "paired", select(EVEN, FIRST, sub(EARLIER, mul(integer(2), ORDER)))),
+    "pairs over one another": (PACKED, "paired", select(EVEN, add(EARLIER, mul(integer(2), ORDER)), ODD_PLACE)),
+    "pairs that share places": (PACKED, "paired", select(EVEN, EVEN_PLACE, sub(ODD_PLACE, ONE))),
+    "pairs turned about": (LENGTHS, "paired", select(EVEN, ODD_PLACE, EVEN_PLACE)),
+    "a second one behind both": (LENGTHS, "paired", select(EVEN, EVEN_PLACE, add(ODD_PLACE, LEAST))),
+    "a pair backwards": (PACKED, "paired", select(EVEN, EVEN_PLACE, sub(EARLIER, mul(integer(2), ORDER)))),
     "all of a pair's tiles in one place": (PACKED, "paired", EARLIER),
     "rows of the next sequence": (PACKED, "within", SIZE),
     "rows before the sequence": (PACKED, "within", sub(SIZE, ROW)),
@@ -74,6 +89,21 @@ def test_what_is_claimed_is_proved() -> None:
 def test_a_wrong_geometry_is_refuted(name: str) -> None:
     plan = _plan()
     geometry, part, wrong = WRONG[name]
-    edited = replace(plan, geometries=(replace(geometry, **{part: wrong}),))
-    claims = sequence_claims(plan.attention, edited, Work())
-    assert any(isinstance(c.verdict, Refuted) for c in claims), claims
+    edited = [replace(geometry, listing=replace(geometry.listing, **{part: wrong}))] if part in LISTING else []
+    edited = edited or [replace(geometry, **{s: replace(geometry.keys, **{part: wrong})}) for s in ("queries", "keys")]
+    for one in edited:
+        claims = sequence_claims(plan.attention, replace(plan, geometries=(one,)), Work())
+        assert any(isinstance(c.verdict, Refuted) for c in claims), claims
+
+
+def test_rows_in_runs_are_inside_whatever_a_table_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, keys = _plan(), replace(LENGTHS.keys, run=4)
+    assert side(Kind.DENSE).row(POSITION) == add(FIRST, POSITION)
+    edited = replace(plan, geometries=(replace(LENGTHS, keys=keys),))
+
+    def verdict() -> object:
+        return next(c.verdict for c in sequence_claims(plan.attention, edited, Work()) if c.subject == "lengths, rows")
+
+    assert isinstance(verdict(), Proved)
+    monkeypatch.setattr(Side, "row", lambda self, position: add(mul(NUMBER, integer(4)), position))
+    assert isinstance(verdict(), Refuted), "rows where the table says, whatever it says"
