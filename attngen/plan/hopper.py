@@ -17,7 +17,7 @@ from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Run
 from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.shares import Wanted
-from attngen.plan.mask.turns import Turns
+from attngen.plan.mask.turns import Cells
 from attngen.plan.mask.walks import Hull, Share, Walk
 from attngen.plan.score.ramp import Ramp
 from attngen.plan.table import Cell, Row, require
@@ -293,13 +293,13 @@ class HopperApart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopperPlan:
     """`slack`: by how many powers of two the forward kernel's reference may lag behind the maximum; 0: it does not.
-    `turns`: the order in which programs of the backward kernels add to dQ."""
+    `cells`: the ints in which programs count."""
 
     slack: int
     forward: HopperForward | None
     backward: HopperBackward | None
     apart: HopperApart | None
-    turns: Turns
+    cells: Cells
 
     def for_head_dim(self, head_dim: tuple[int, int]) -> HopperPlan:
         """The kernels that tensors of this head dim, of Q and K, and of V, can use."""

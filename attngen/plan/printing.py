@@ -28,7 +28,7 @@ from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
 from attngen.plan.mask.shares import CACHED
 from attngen.plan.mask.tpu_walks import TpuWalks
-from attngen.plan.mask.turns import Cells, Turns
+from attngen.plan.mask.turns import Cells
 from attngen.plan.mask.walks import TwoWalks, Walk, outside
 from attngen.plan.score.approximate import APPROXIMATIONS
 from attngen.plan.score.weights import Form, Weights
@@ -301,9 +301,7 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         yield f"    masked: {expression(outside(b.unmasked))}"
         order = "each waits for the tile of keys before it" if b.lists is None else _lists(b.lists)
         yield f"    dQ is added in turn: {order}"
-        if b.lists is not None:
-            yield from _listed(b.lists, plan.turns)
-        yield from _cells(plan.turns.cells, listed=b.lists is not None)
+        yield from _cells(plan.cells, listed=b.lists is not None)
         if b.grouped.long is not None:
             yield "    size: the bytes of a head's rows of Q, dO and dQ"
         listed = "" if b.grouped.listed == b.grouped.heads else f"; {expression(b.grouped.listed)} of several sequences"
@@ -335,36 +333,18 @@ def _walk(walk: Walk, unmasked: tuple[Run, ...], lists: Lists | None) -> Iterato
     yield f"    masked: {expression(outside(unmasked))}"
     if lists is not None:
         yield f"    its ends are {_lists(lists)}"
-        yield from _entries(lists)
 
 
 def _limit(limit: Limit) -> Iterator[str]:
     yield from (f"    {line}" for line in _steps((*limit.steps, *limit.ends), "tile"))
 
 
-def _listed(lists: Lists, turns: Turns) -> Iterator[str]:
-    """Who waits for whom, where a list says which tiles of keys meet a tile of queries."""
-    found = turns.listed
-    noted = f"{expression(found.noted.onwards)}; or {expression(found.noted.backwards)}"
-    yield f"        of the tiles of keys that meet one of queries, the greatest noted = {noted}"
-    yield f"        at cell = {expression(found.cell)}; the first of them has order {expression(found.first)}"
-    yield f"        others await the last earlier one, sought from chunk {expression(found.chunk)} down"
-    yield f"        among the places {expression(found.other)}"
-    yield from _entries(lists)
-
-
 def _cells(cells: Cells, *, listed: bool) -> Iterator[str]:
     counted = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in cells.kinds(listed=listed).items())
-    yield f"        counts: {counted}; {expression(cells.room)} ints each, for n_parts tiles of dQ"
+    yield f"        counts: {counted}"
     yield f"        a program that prepares {cells.rows} rows clears {cells.cleared} ints"
     if not listed:
         yield f"        sequences: if tiles of {cells.least} queries are at most {cells.most} times those programs"
-
-
-def _entries(lists: Lists) -> Iterator[str]:
-    yield f"        of a batch and a head, place = {expression(lists.place)} of {expression(lists.count)}"
-    yield f"        of a tile, row = {expression(lists.row)}; of its part, entry = {expression(lists.entry)}"
-    yield f"        written by item: {', '.join(f'{s.name} = {expression(s.value)}' for s in lists.steps)}"
 
 
 def _lists(lists: Lists) -> str:

@@ -125,3 +125,9 @@ def _operation(e: Apply) -> Iterator[Edit]:
         yield f"branches exchanged in {t}", build.select(e.args[0], e.args[2], e.args[1])
         yield f"one branch of {t}", e.args[1]
         yield f"the other branch of {t}", e.args[2]
+
+
+def off_by_one(e: Expr) -> Iterator[Edit]:
+    yield from edits(e)
+    yield f"{text(e)} + 1", add(e, integer(1))
+    yield f"{text(e)} - 1", sub(e, integer(1))

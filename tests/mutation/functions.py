@@ -15,18 +15,24 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
+from attngen.plan.mask.lists import Lists
+from mutation.lists import LISTED, wrong_lists
+from mutation.turns import wrong_turns
+
 _SWAPPED: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mod, ast.Mod: ast.FloorDiv,
 }  # fmt: skip
 _CALLS = {"minimum": "maximum", "maximum": "minimum"}
 
 
-def edited_texts(text: str) -> Iterator[tuple[str, str]]:
-    """Each text once: an int is one more or less, an operation another one, one side is left out, sides or branches are
-    exchanged, a name is the one before it among those of the function, a flag is the other."""
+def edited_texts(text: str, *, listed: bool = False) -> Iterator[tuple[str, str]]:
+    """Each text once; `listed`: of the functions of lists alone, else of the others. An int is one more or less, an
+    operation another one, one side is left out, sides or branches are exchanged, a name is the one before it among
+    those of the function, a flag is the other.
+    """
     tree = ast.parse(text)
     seen = {ast.unparse(tree)}
-    for function in (n for n in tree.body if isinstance(n, ast.FunctionDef)):
+    for function in (n for n in tree.body if isinstance(n, ast.FunctionDef) and (n.name in LISTED) == listed):
         for statement in ast.walk(function):
             value = statement.value if isinstance(statement, ast.Assign | ast.Return) else None
             for at in _parts(value) if value is not None else ():
@@ -60,6 +66,8 @@ def _edits(at: ast.AST, function: ast.FunctionDef) -> Iterator[tuple[str, ast.ex
         yield from ((f"{ast.unparse(side)} alone", side) for side in (at.left, at.right))
         if not isinstance(at.op, ast.Add | ast.Mult):
             yield "sides exchanged", ast.BinOp(at.right, at.op, at.left)
+    if isinstance(at, ast.BinOp) and isinstance(at.op, ast.BitAnd):
+        yield from ((f"{ast.unparse(side)} alone", side) for side in (at.left, at.right))
     if isinstance(at, ast.Compare):
         yield "less or equal", ast.Compare(at.left, [ast.LtE()], at.comparators)
         yield "sides exchanged", ast.Compare(at.comparators[0], at.ops, [at.left])
@@ -94,12 +102,13 @@ def run_as_python(text: str, program: SimpleNamespace) -> dict[str, Any]:
     return {n.name: names[n.name] for n in body}
 
 
-def wrong_functions(text: str, *, inside: bool = True) -> str:
-    """`inside`: whether kernels also take all batches of a head side by side."""
+def wrong_functions(text: str, *, inside: bool = True, lists: Lists | None = None) -> str:
+    """`inside`: whether kernels also take all batches of a head side by side. `lists`: whose lists there are."""
     program = SimpleNamespace(id=0, count=0)
     f = run_as_python(text, program)
     try:
-        return _wrong_items(f, program, inside) or _wrong_readers(f) or _wrong_queue(f) or _wrong_sums(f)
+        found = _wrong_items(f, program, inside) or _wrong_readers(f) or _wrong_queue(f) or _wrong_sums(f)
+        return found or (wrong_turns(f) if lists is None else wrong_lists(f, lists))
     except (TypeError, ZeroDivisionError) as error:  # as on a number that is not given
         return repr(error)
 

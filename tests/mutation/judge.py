@@ -23,14 +23,12 @@ from attngen.prove.proof import PROVERS
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Unknown
 from mutation import reading
 from mutation.functions import wrong_functions
-from mutation.lists import wrong_lists
 from mutation.machine import wrong_numbers, wrong_stream
 from mutation.mutants import Mutant
 from mutation.ramps import wrong_ramp
 from mutation.summed import wrong_summed
 from mutation.taken_walks import wrong_hopper, wrong_portable
 from mutation.tpu_walks import wrong_tpu
-from mutation.turns import wrong_turns
 from mutation.walks import wrong_walk
 
 _PROVERS = dict(PROVERS)
@@ -107,12 +105,10 @@ def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str
         case "hopper":
             return wrong_hopper(attention, plan)
         case "functions":
-            assert plan.gpu_walks is not None and plan.hopper is not None and plan.hopper.forward is not None
-            return wrong_functions(plan.gpu_walks.index.text, inside=plan.hopper.forward.batches_inside)
-        case "turns":
-            return wrong_turns(plan)
-        case "lists":
-            return wrong_lists(plan)
+            assert plan.gpu_walks is not None and plan.hopper is not None
+            assert plan.hopper.forward is not None and plan.hopper.backward is not None
+            inside, lists = plan.hopper.forward.batches_inside, plan.hopper.backward.lists
+            return wrong_functions(plan.gpu_walks.index.text, inside=inside, lists=lists)
         case "summed":
             return wrong_summed(plan)
         case "ramps":

@@ -34,15 +34,13 @@ from attngen.prove.verdict import Obligation
 from mutation.corpus import Spec
 from mutation.edits import edits, replaced
 from mutation.functions import edited_texts
-from mutation.lists import edited_lists
 from mutation.ramps import edited_ramps
 from mutation.summed import edited_summed
 from mutation.tpu_walks import run_edits, step_edits
-from mutation.turns import edited_turns
 from mutation.walk_mutants import hopper_edits, portable_edits
 
 KINDS = (
-    "normalizer", "ranges", "loops", "walks", "tpu", "tpu steps", "hopper", "functions", "turns", "lists",
+    "normalizer", "ranges", "loops", "walks", "tpu", "tpu steps", "hopper", "functions",
     "derivatives", "summed", "loads", "widths",
     "hoisting", "folding", "ramps", "diagonals",
 )  # fmt: skip
@@ -103,8 +101,6 @@ def mutants(spec: Spec) -> Iterator[Mutant]:
     yield from of.tpu()
     yield from of.hopper()
     yield from of.functions()
-    yield from of.turns()
-    yield from of.lists()
     yield from of.derivatives()
     yield from of.summed()
     yield from of.loads()
@@ -184,27 +180,13 @@ class _Mutants:
             yield self._made("hopper", what, made, Obligation.TILE_RANGES)
 
     def functions(self) -> Iterator[Mutant]:
-        """One edit of the text of functions that find items, heads and tiles: they are the same for all specs."""
+        """One edit of the text of functions that find items, heads and tiles: they are the same for all specs. Lists
+        are of plans alone in which data decides."""
         walks = self.plan.gpu_walks
-        if self.name == "causal" and walks is not None:
-            for what, text in edited_texts(walks.index.text):
+        if self.name in ("causal", "documents") and walks is not None:
+            for what, text in edited_texts(walks.index.text, listed=self.name == "documents"):
                 found = replace(self.plan, gpu_walks=replace(walks, index=read(text)))
                 yield self._made("functions", what, found, Obligation.TILE_RANGES)
-
-    def turns(self) -> Iterator[Mutant]:
-        """One edit of a turn: these are the same for all specs."""
-        hopper = self.plan.hopper
-        if self.name == "causal" and hopper is not None:
-            for what, made in edited_turns(hopper.turns):
-                found = replace(self.plan, hopper=replace(hopper, turns=made))
-                yield self._made("turns", what, found, Obligation.TILE_RANGES)
-
-    def lists(self) -> Iterator[Mutant]:
-        """One edit of a list of tiles, or of the turns that follow from it: these are the same for all specs."""
-        hopper = self.plan.hopper
-        if self.name == "documents" and hopper is not None:
-            for what, made in edited_lists(hopper):
-                yield self._made("lists", what, replace(self.plan, hopper=made), Obligation.TILE_RANGES)
 
     def ramps(self) -> Iterator[Mutant]:
         for what, made in edited_ramps(self.plan):
@@ -356,7 +338,7 @@ def _question(kind: str, attention: Attention, made: KernelPlan) -> tuple[Hashab
         case "functions":
             assert made.gpu_walks is not None
             return (made.gpu_walks.index.functions,)
-        case "hopper" | "turns" | "lists":
+        case "hopper":
             return made.hopper, made.queries
         case "summed":
             return (made.summed,)

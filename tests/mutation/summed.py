@@ -16,7 +16,7 @@ from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Expr
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.summed import Summed
-from mutation.turns import off_by_one
+from mutation.edits import off_by_one
 
 
 def edited_summed(s: Summed) -> Iterator[tuple[str, Summed]]:

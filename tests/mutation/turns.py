@@ -1,48 +1,31 @@
-"""The turns of a plan: edits of them, and brute force, the parts of few tiles that are added in order.
+"""The turns of dQ by brute force: the parts of few tiles that are added in order.
 
-`edited_turns` takes `Turns`, returns each with one edit; `wrong_turns` takes a plan (mutated or not), returns the first
-mistake in words, or nothing. They share no code with the prover.
+`wrong_turns` takes the functions of turns as Python, returns the first mistake in words, or nothing. It shares no code
+with the prover.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
-from attngen.ir.build import add, integer, sub
-from attngen.ir.evaluate import evaluate
-from attngen.ir.nodes import Expr
-from attngen.ir.printing import expression as text
-from attngen.plan.kernel import KernelPlan
-from attngen.plan.mask.turns import Turns
-from mutation.edits import Edit, edits
+from itertools import product
+from typing import Any
 
 
-def off_by_one(e: Expr) -> Iterator[Edit]:
-    yield from edits(e)
-    yield f"{text(e)} + 1", add(e, integer(1))
-    yield f"{text(e)} - 1", sub(e, integer(1))
-
-
-def edited_turns(t: Turns) -> Iterator[tuple[str, Turns]]:
-    for field in ("awaited", "passed"):
-        for what, e in off_by_one(getattr(t, field)):
-            yield f"{field}: {what}", replace(t, **{field: e})
-
-
-def wrong_turns(plan: KernelPlan) -> str:
-    """The tiles of a head come in order. Each waits for its turn in a cell that is 0 at first, and passes another."""
-    assert plan.hopper is not None
-    cell = 0
-    for order in range(5):
-        names = {"order": order, "n_tiles": 5}
-        if order and cell != _value(plan.hopper.turns.awaited, names):
-            return f"place {order} waits for a turn that no earlier one passes"
-        before, cell = cell, _value(plan.hopper.turns.passed, names)
-        if cell < 1 or cell == before:
-            return f"place {order} leaves the cell at {cell}"
+def wrong_turns(f: dict[str, Any]) -> str:
+    """The tiles of a head come in order, each of which meets the tiles of queries first … stop - 1. Each waits for its
+    turn in a cell that is 0 at first, and passes another."""
+    for first, stop in ((0, 0), (0, 3), (2, 3), (1, 4)):
+        cells = [0] * 5
+        for order, at in product(range(5), range(5)):
+            waits = f["meets"](at, first, f["end_before"](order, first, stop))
+            if waits != (order > 0 and first <= at < stop):
+                return f"place {order} waits at {at}, of {first} to {stop}: {waits}"
+            if waits and cells[at] != f["awaited_turn"](order):
+                return f"place {order} waits for a turn that no earlier one passes"
+            if first <= at < stop:
+                before, cells[at] = cells[at], f["passed_turn"](order)
+                if cells[at] < 1 or cells[at] == before:
+                    return f"place {order} leaves the cell at {cells[at]}"
+    for n_parts in range(1, 40):
+        if not n_parts <= f["counters"](n_parts) <= 4 * n_parts or f["counters"](n_parts) < 3:
+            return f"{n_parts} tiles of dQ have {f['counters'](n_parts)} cells"
     return ""
-
-
-def _value(e: Expr, names: dict[str, int]) -> int:
-    return int(evaluate(e, names, {}))

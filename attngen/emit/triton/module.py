@@ -33,7 +33,6 @@ from attngen.emit.triton.hopper.backward import (
 from attngen.emit.triton.hopper.forward import GluonView, gluon_view
 from attngen.emit.triton.hopper.narrowed import by_kernel, everywhere
 from attngen.emit.triton.hopper.shares import LIMITS
-from attngen.emit.triton.hopper.turns import TurnsView, turns_view
 from attngen.emit.triton.host.call import CallParts, call_view
 from attngen.emit.triton.host.header import triton_header
 from attngen.emit.triton.host.passes import BackwardKernels, backward_launches, forward_launches
@@ -67,7 +66,7 @@ from attngen.plan import passes
 from attngen.plan.index import items
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level
-from attngen.plan.mask.turns import turns
+from attngen.plan.mask.turns import Cells
 from attngen.plan.sides import GEOMETRIES
 
 
@@ -128,7 +127,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     registers = register_limits(plan, tiles)
     counts_apart = apart is not None and bool(tests)
     counts = fast_bwd is not None or counts_apart
-    cells = turns().cells if plan.hopper is None else plan.hopper.turns.cells
+    cells = Cells() if plan.hopper is None else plan.hopper.cells
     kernels = BackwardKernels(
         bwd=backward,
         whole=fast_bwd,
@@ -225,7 +224,6 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "apart": apart,
         "pair": hopper.pair,
         "limits": LIMITS,
-        "turns": hopper.turns,
         "split": split,
         "keys": keys,
         "queries": queries,
@@ -285,7 +283,6 @@ class _HopperViews:
     fast_bwd: GluonBackwardView | None = None
     apart: GluonApartView | None = None
     pair: GluonPairView | None = None
-    turns: TurnsView | None = None
 
     @property
     def tables(self) -> dict[str, tuple[str, ...]]:
@@ -339,7 +336,6 @@ def _hopper_views(
             plan, hopper.apart, printer, codes.dq, codes.dq_sums, params, backward.flags, frame.sizes, gradients, tuned
         ),
         gluon_pair_view(codes.dkdv, mask, backward.dk_factor_in_tile),
-        turns_view(hopper.turns, printer),
     )
 
 

@@ -37,7 +37,7 @@ from attngen.plan.mask.parts import hull_part, limit
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
 from attngen.plan.mask.shares import SHORT, Wanted, alone, enough, few_in_turn, listed_alone, together
-from attngen.plan.mask.turns import turns
+from attngen.plan.mask.turns import Cells
 from attngen.plan.mask.walks import at_least_one, hull, own, share, walk
 from attngen.plan.score.weights import Form
 from attngen.plan.tiles.traits import QK, SQ, Traits, listed, own_stretches, traits
@@ -128,7 +128,7 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         forward=forward if forward.rows else None,
         backward=backward if backward.rows and queries.names else None,
         apart=apart if apart.rows and queries.names and keys.names else None,
-        turns=turns(),
+        cells=Cells(),
     )
 
 

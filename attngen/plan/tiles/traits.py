@@ -16,7 +16,7 @@ from attngen.plan.hopper import Fetched
 from attngen.plan.ints.linear import from_linear, linear
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level, level_of
-from attngen.plan.mask.lists import Lists, lists
+from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
 from attngen.plan.score.ramp import Ramp, ramp
@@ -83,7 +83,7 @@ def listed(walked: TileRanges) -> Lists:
     """Whether batches, and heads, may differ in which of these tiles a tile of the other axis meets."""
     found = [e for s in (*walked.any, *walked.all) for e in (s.lo, s.hi)]
     found += [e for t in walked.tests for e in (t.row, t.col)]
-    return lists(any(reads(e, "b") for e in found), any(reads(e, "h", "hkv") for e in found))
+    return Lists(any(reads(e, "b") for e in found), any(reads(e, "h", "hkv") for e in found))
 
 
 def reads_bits(plan: KernelPlan) -> bool:

@@ -21,7 +21,7 @@ from attngen.plan.index import Index
 from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Loops, Run
 from attngen.plan.mask.parts import Limit
-from attngen.plan.mask.turns import Turns
+from attngen.plan.mask.turns import Cells
 from attngen.plan.mask.walks import one_stretch, own
 from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.lists import entries_answer, listed_answer
@@ -52,7 +52,7 @@ def hopper_walks(claims: WalkClaims) -> Iterator[Claim]:
         yield from _forward(claims, found.forward)
     if found.backward is not None:
         yield from _backward(claims, found.backward)
-        yield from _turns(claims, found.backward, found.turns)
+        yield from _turns(claims, found.backward, found.cells)
         yield from _shares(claims, _index(claims))
     if found.apart is not None:
         yield from _apart(claims, found.apart)
@@ -134,10 +134,11 @@ def _unmasked(claims: WalkClaims, name: str, unmasked: tuple[Run, ...], full: tu
 def _lists(claims: WalkClaims, name: str, lists: Lists | None) -> Iterator[Claim]:
     if lists is not None:
         sentence = f"{name}: what is read from a list of a tile, for a batch and a head, was written for these"
-        yield claims.claim(f"{name}, lists", sentence, entries_answer(claims.context(), lists, claims.work))
+        answer = entries_answer(claims.context(), lists, _index(claims), claims.work)
+        yield claims.claim(f"{name}, lists", sentence, answer)
 
 
-def _turns(claims: WalkClaims, backward: HopperBackward, turns: Turns) -> Iterator[Claim]:
+def _turns(claims: WalkClaims, backward: HopperBackward, cells: Cells) -> Iterator[Claim]:
     index = _index(claims)
     tile_in_order = index.of("tile_in_order")
     for back in (False, True):
@@ -151,17 +152,17 @@ def _turns(claims: WalkClaims, backward: HopperBackward, turns: Turns) -> Iterat
         yield claims.claim("Hopper backward, order", sentence, answer)
     if backward.lists is None:
         sentence = "Hopper backward: a tile of keys awaits the turn that the one before it in the order passes"
-        answer = awaited_answer(claims.context(), turns, claims.work)
+        answer = awaited_answer(claims.context(), index, claims.work)
     else:
         sentence = (
             "Hopper backward: a tile of keys awaits the turn that the last earlier one which meets the queries passes"
         )
-        answer = listed_answer(claims.context(), tile_in_order, turns, claims.work)
+        answer = listed_answer(claims.context(), index, claims.work)
     yield claims.claim("Hopper backward, turn", sentence, answer)
     sentence = "Hopper backward: each cell in which a call counts is cleared before"
     tiles = [row.queries for _, row in (*backward.rows, *backward.of_sequences)]
     listed = backward.lists is not None
-    answer = cleared_answer(claims.context(), turns.cells, tiles, listed=listed, work=claims.work)
+    answer = cleared_answer(claims.context(), cells, index, tiles, listed=listed, work=claims.work)
     yield claims.claim("Hopper backward, cells", sentence, answer)
 
 

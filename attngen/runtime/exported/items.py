@@ -1,4 +1,4 @@
-"""Which item is which tile of which head, and which query heads an item walks.
+"""Which item is which tile of which head, which query heads an item walks, and whose turn it is to add to dQ.
 
 Programs are items, or draw them from a queue. `together` heads lie side by side, the last group with those that are
 left: items go through the first tile of each head of a group, then the second of each. So K and V of a group stay in
@@ -164,3 +164,123 @@ def head_of_share(kv_head, share, shares):
 def part_of(head, tile, n_tiles):
     """The number of an item's partial sums of dK and dV."""
     return tl.cast(head, tl.int64) * n_tiles + tile
+
+
+# ---------------------------------------------------------------- turns of dQ
+#
+# Each tile of dQ has a cell that holds a turn, 0 at first. A program waits until it holds the turn that it awaits, adds
+# its part, and writes the turn that it passes. Each takes an item when it starts and waits only for lower ones, so
+# there is no deadlock.
+
+
+@triton.jit
+def awaited_turn(order):
+    """What a tile of keys awaits where the one before it in the order has added a part to the same tile of dQ."""
+    return order
+
+
+@triton.jit
+def passed_turn(order):
+    """What a tile of keys passes when its part is added."""
+    return order + 1
+
+
+@triton.jit
+def end_before(order, first, stop):
+    """Of the tile of keys before this one, which meets the tiles of queries first … stop - 1, the end of those that it
+    adds to before: none, where this one is the first.
+    """
+    return tl.where(order > 0, stop, first)
+
+
+@triton.jit
+def meets(at, first, stop):
+    """Whether the tile `at` is one of first … stop - 1."""
+    return (at >= first) & (at < stop)
+
+
+@triton.jit
+def counters(n_parts):
+    """How many ints of a kind a call counts in, which has so many tiles of dQ."""
+    return (n_parts + 3) // 4 * 4
+
+
+# ---------------------------------------------------------------- turns of dQ where data decides who meets whom
+
+
+@triton.jit
+def noted_tile(tile, n_tiles, BACKWARDS: tl.constexpr):
+    """What a tile of keys notes for each tile of queries that it meets. The greatest is kept, that of the first in the
+    order, which may go backwards; 0 if there is none.
+    """
+    return tile + 1 if BACKWARDS else n_tiles - tile
+
+
+@triton.jit
+def note_cell(place, back, at, n_walked):
+    """Where that is kept, for the tile of queries `at` of n_walked, in the list `place`."""
+    return (2 * place + tl.where(back, 1, 0)) * n_walked + at
+
+
+@triton.jit
+def comes_later(order, noted, n_tiles):
+    """Whether a tile of keys comes after the first one that meets the same queries."""
+    return n_tiles - noted < order
+
+
+@triton.jit
+def last_chunk(order):
+    """The last of the chunks of 32 places in the order that has one before this."""
+    return (order + 31) // 32 - 1
+
+
+@triton.jit
+def place_of_lane(chunk, lane):
+    """The place in the order at which a lane looks."""
+    return chunk * 32 + lane
+
+
+# ---------------------------------------------------------------- lists of what tests of data say of tiles
+#
+# A list has an entry for each part of each tile: the tile as a whole, and the rows of each warpgroup, for example.
+# Batches and heads that no test tells apart share a list. An item of the kernel that lists is one entry.
+
+
+@triton.jit
+def list_count(B, Hq, BY_BATCH: tl.constexpr, BY_HEAD: tl.constexpr):
+    """How many lists there are. BY_BATCH, BY_HEAD: those of different batches, or heads, may differ."""
+    return (B if BY_BATCH else 1) * (Hq if BY_HEAD else 1)
+
+
+@triton.jit
+def list_of(batch, head, Hq, BY_BATCH: tl.constexpr, BY_HEAD: tl.constexpr):
+    """The list of a batch and a head."""
+    place = batch if BY_BATCH else 0
+    if BY_HEAD:
+        place = place * Hq + head
+    return place
+
+
+@triton.jit
+def reader_of(place, Hq, BY_BATCH: tl.constexpr, BY_HEAD: tl.constexpr):
+    """A batch and a head whose list that is."""
+    batch = 0
+    head = place if BY_HEAD else 0
+    if BY_BATCH:
+        batch = place // Hq if BY_HEAD else place
+        head = place % Hq if BY_HEAD else 0
+    return batch, head
+
+
+@triton.jit
+def entry_of(place, tile, n_tiles, part, parts):
+    """The entry of a part of a tile in the list `place`."""
+    row = place * n_tiles + tile
+    return row * parts + part
+
+
+@triton.jit
+def part_of_entry(item, n_tiles, parts):
+    """(list, tile, part) that an entry is of."""
+    row = item // parts
+    return row // n_tiles, row % n_tiles, item % parts

@@ -18,7 +18,7 @@ from attngen import inputs
 from attngen.plan import KernelPlan, plan
 from attngen.plan.chips import Burden
 from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Schedule, Skeleton
-from attngen.plan.mask.lists import lists
+from attngen.plan.mask.lists import Lists
 from attngen.plan.simulate import SKIPPED, classify
 from attngen.plan.tiles import hopper
 from attngen.plan.tiles.hopper import sums_beside, sums_beside_dkdv
@@ -79,7 +79,7 @@ def text_of(name: str) -> str:
 def test_whose_lists_are_whose(lines: str, apart: tuple[bool, bool]) -> None:
     planned = plan(analysed(f"attention a\n\n{lines}\nassume Sq == Sk\n"))
     assert planned.keys.tests and skeletons(planned, None)
-    assert listed(planned.keys) == listed(planned.queries) == lists(*apart)
+    assert listed(planned.keys) == listed(planned.queries) == Lists(*apart)
 
 
 def test_the_forward_kernel_where_data_decides() -> None:

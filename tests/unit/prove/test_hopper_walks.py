@@ -6,27 +6,28 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mutation.functions import wrong_functions
-from mutation.lists import wrong_lists
-from mutation.turns import wrong_turns
 from property.kernels import analysed
 
 from attngen.emit import Options
 from attngen.errors import InternalError
-from attngen.ir.build import add, index, integer, mul, sub
-from attngen.ir.evaluate import evaluate
+from attngen.ir.build import add, index, integer, sub
+from attngen.ir.function import results_of
 from attngen.plan import KernelPlan, plan
-from attngen.plan.index import read
+from attngen.plan.index import items, read
+from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Assigned, Rounded
 from attngen.plan.mask.order import Directed
 from attngen.plan.mask.parts import HullPart, Limit
-from attngen.plan.mask.turns import Cells, Turns
+from attngen.plan.mask.turns import Cells
 from attngen.prove.budget.work import Work
 from attngen.prove.fallback import weakened
+from attngen.prove.integers.answers import Holds
+from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.hopper_walks import TURNS, hopper_walks
+from attngen.prove.obligations.lists import entries_answer
 from attngen.prove.obligations.portable_walks import portable_walks
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
@@ -141,21 +142,6 @@ def test_a_last_tile_that_is_rounded_wrongly_is_refuted(edit: Callable[[Rounded]
     assert refuted(replace(found, hopper=replace(found.hopper, apart=replace(apart, keys=wrong)))) == {"Hopper dQ, end"}
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda t: replace(t, awaited=t.passed),
-        lambda t: replace(t, passed=t.awaited),
-    ],
-)
-def test_a_program_that_waits_for_a_higher_ticket_is_refuted(edit: Callable[[Turns], Turns]) -> None:
-    found = planned("causal")
-    assert found.hopper is not None
-    wrong = replace(found, hopper=replace(found.hopper, turns=edit(found.hopper.turns)))
-    assert wrong_turns(wrong) and not wrong_turns(found)
-    assert refuted(wrong) == {"Hopper backward, turn"}
-
-
 FUNCTIONS = [
     ("items, side by side", "order = i // width", "order = n_tiles - 1 - i // width"),
     ("items, side by side", "order = i // width", "order = i"),
@@ -179,6 +165,12 @@ FUNCTIONS = [
     ("Hopper backward, members", "share = head % shares", "share = 0"),
     ("Hopper backward, members", "kv_head * shares + share", "kv_head + share"),
     ("Hopper backward, parts", "tl.cast(head, tl.int64) * n_tiles + tile", "tl.cast(head, tl.int64) + tile"),
+    ("Hopper backward, turn", "    return order\n", "    return order + 1\n"),
+    ("Hopper backward, turn", "return order + 1", "return order"),
+    ("Hopper backward, turn", "tl.where(order > 0, stop, first)", "stop"),
+    ("Hopper backward, turn", "(at >= first) & (at < stop)", "at < stop"),
+    ("Hopper backward, cells", "(n_parts + 3) // 4 * 4", "(n_parts + 3) // 4 * 4 * 33"),
+    ("Hopper backward, cells", "(n_parts + 3) // 4 * 4", "(n_parts + 3) // 4 * 4 - 4"),
 ]
 """What is refuted, and an edit of the text of the runtime's functions."""
 
@@ -210,40 +202,44 @@ def test_programs_that_are_not_consecutive_need_a_list() -> None:
     assert refuted(replace(found, hopper=replace(found.hopper, backward=wrong))) == {TURNS}
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda found: replace(found, lists=replace(found.lists, entry=index("row"))),
-        lambda found: replace(found, lists=replace(found.lists, place=integer(0))),
-        lambda found: replace(found, lists=replace(found.lists, of_batch=integer(0))),
-    ],
-)
-@pytest.mark.parametrize("name", ["forward", "backward"])
-def test_a_list_that_is_read_of_another_tile_is_refuted(name: str, edit: Callable[[Any], Any]) -> None:
-    found = planned("documents")
-    assert found.hopper is not None
-    wrong = replace(found, hopper=replace(found.hopper, **{name: edit(getattr(found.hopper, name))}))
-    assert refuted(wrong) == {f"Hopper {name}, lists"}
-    assert name == "forward" or wrong_lists(wrong)
+OF_LISTS = [
+    ("lists", "return row * parts + part", "return row"),
+    ("lists", "place = batch if BY_BATCH else 0", "place = 0"),
+    ("lists", "batch = place // Hq if BY_HEAD else place", "batch = 0"),
+    ("lists", "item % parts", "0"),
+    ("turn", "return order + 1", "return 1"),
+    ("turn", "return n_tiles - noted < order", "return noted < order"),
+    ("turn", "tile + 1 if BACKWARDS", "tile if BACKWARDS"),
+    ("turn", "tl.where(back, 1, 0)", "1"),
+    ("turn", "(order + 31) // 32 - 1", "0"),
+    ("turn", "chunk * 32 + lane", "lane"),
+]
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda t: replace(t, passed=integer(1)),
-        lambda t: replace(t, listed=replace(t.listed, first=index("noted"))),
-        lambda t: replace(t, listed=replace(t.listed, noted=replace(t.listed.noted, backwards=index("tile")))),
-        lambda t: replace(t, listed=replace(t.listed, cell=add(index("n_walked"), index("at")))),
-        lambda t: replace(t, listed=replace(t.listed, chunk=integer(0))),
-        lambda t: replace(t, listed=replace(t.listed, other=index("lane"))),
-    ],
-)
-def test_a_listed_turn_that_another_tile_passes_is_refuted(edit: Callable[[Turns], Turns]) -> None:
+@pytest.mark.parametrize(("what", "text", "edit"), OF_LISTS)
+def test_a_function_of_lists_that_finds_another_tile_is_refuted(what: str, text: str, edit: str) -> None:
     found = planned("documents")
-    assert found.hopper is not None
-    wrong = replace(found, hopper=replace(found.hopper, turns=edit(found.hopper.turns)))
-    assert wrong_lists(wrong) and not wrong_lists(found)
-    assert refuted(wrong) == {"Hopper backward, turn"}
+    assert found.gpu_walks is not None and found.hopper is not None and found.hopper.backward is not None
+    right, lists = found.gpu_walks.index, found.hopper.backward.lists
+    assert text in right.text
+    wrong = read(right.text.replace(text, edit))
+    if edit != "return 1":  # without lists it is wrong, too
+        assert wrong_functions(wrong.text, lists=lists) and not wrong_functions(right.text, lists=lists)
+    assert f"Hopper backward, {what}" in refuted(replace(found, gpu_walks=replace(found.gpu_walks, index=wrong)))
+
+
+@pytest.mark.parametrize("by_batch", [False, True])
+@pytest.mark.parametrize("by_head", [False, True])
+def test_an_entry_is_read_of_the_tile_of_which_it_was_written(by_batch: bool, by_head: bool) -> None:
+    found, lists = planned("causal"), Lists(by_batch, by_head)
+    context, right = SolverContext(replace(found.attention, params=(), assumes=())), items()
+    assert isinstance(entries_answer(context, lists, right, Work()), Holds)
+    edits = (("place * Hq + head", "place * Hq"),) if by_head else ()
+    edits += (("head = place % Hq", "head = place // Hq"),) if by_batch and by_head else ()
+    edits += (("place = batch if", "place = head if"),) if by_batch else ()
+    for text, edit in edits:
+        assert text in right.text
+        assert not isinstance(entries_answer(context, lists, read(right.text.replace(text, edit)), Work()), Holds)
 
 
 def test_batches_that_share_elements_lie_side_by_side() -> None:
@@ -262,15 +258,12 @@ def test_batches_that_share_elements_lie_side_by_side() -> None:
     [
         lambda c: replace(c, cleared=2),
         lambda c: replace(c, queue=5),
-        lambda c: replace(c, room=mul(c.room, integer(33))),
-        lambda c: replace(c, room=sub(c.room, integer(4))),
     ],
 )
 def test_a_cell_that_is_not_cleared_is_refuted(name: str, edit: Callable[[Cells], Cells]) -> None:
     found = planned(name)
     assert found.hopper is not None
-    turns = found.hopper.turns
-    hopper = replace(found.hopper, turns=replace(turns, cells=edit(turns.cells)))
+    hopper = replace(found.hopper, cells=edit(found.hopper.cells))
     wrong = replace(found, hopper=hopper)
     assert uncleared(wrong) and not uncleared(found)
     assert refuted(wrong) == {"Hopper backward, cells"}
@@ -279,17 +272,16 @@ def test_a_cell_that_is_not_cleared_is_refuted(name: str, edit: Callable[[Cells]
 def test_tiles_of_many_sequences_may_have_more_cells_than_are_cleared() -> None:
     found = planned("causal")
     assert found.hopper is not None
-    turns = found.hopper.turns
-    for edited in (replace(turns.cells, most=65), replace(turns.cells, least=256)):
-        hopper = replace(found.hopper, turns=replace(turns, cells=edited))
+    cells = found.hopper.cells
+    for edited in (replace(cells, most=65), replace(cells, least=256)):
+        hopper = replace(found.hopper, cells=edited)
         assert refuted(replace(found, hopper=hopper)) == {"Hopper backward, cells"}
 
 
 def test_two_ways_need_two_rooms() -> None:
     found = planned("documents")
     assert found.hopper is not None
-    turns = found.hopper.turns
-    hopper = replace(found.hopper, turns=replace(turns, cells=replace(turns.cells, noted=1)))
+    hopper = replace(found.hopper, cells=replace(found.hopper.cells, noted=1))
     assert refuted(replace(found, hopper=hopper)) == {"Hopper backward, cells"}
 
 
@@ -297,7 +289,7 @@ def test_two_ways_need_two_rooms() -> None:
 def test_cells_of_sequences_are_cleared(packed: bool) -> None:
     found = planned("causal")
     assert found.hopper is not None
-    cells = found.hopper.turns.cells
+    cells = found.hopper.cells
 
     def slots(tile: int) -> int:
         return total // tile + count if packed else count * -(-total // tile)
@@ -308,7 +300,7 @@ def test_cells_of_sequences_are_cleared(packed: bool) -> None:
         programs = -(-total // cells.rows) * batches
         if slots(cells.least) <= cells.most * programs:
             taken += 1
-            room = int(evaluate(cells.room, {"n_parts": slots(64) * heads}, {}))
+            (room,) = results_of(items().of("counters"), {"n_parts": slots(64) * heads})
             assert room * sum(cells.kinds(listed=False).values()) <= cells.cleared * programs * heads
     assert taken > 10
 
@@ -316,11 +308,11 @@ def test_cells_of_sequences_are_cleared(packed: bool) -> None:
 def uncleared(plan: KernelPlan) -> dict[str, int] | None:
     """Sizes of a dense call some of whose cells are not cleared, or lie outside of their room, by counting."""
     assert plan.hopper is not None and plan.hopper.backward is not None
-    cells, listed = plan.hopper.turns.cells, plan.hopper.backward.lists is not None
+    cells, listed = plan.hopper.cells, plan.hopper.backward.lists is not None
     tiles = {row.queries for _, row in plan.hopper.backward.rows}
     for tile, queries, heads in product(tiles, (1, 63, 64, 65, 4096), (1, 2, 7)):
         n_parts, programs = -(-queries // tile) * heads, -(-queries // cells.rows) * heads
-        room = int(evaluate(cells.room, {"n_parts": n_parts}, {}))
+        (room,) = results_of(items().of("counters"), {"n_parts": n_parts})
         counted = room * sum(cells.kinds(listed=listed).values())
         if room < max(n_parts, cells.queue) or counted > programs * cells.cleared:
             return {"tile": tile, "queries": queries, "heads": heads}

@@ -1,12 +1,10 @@
-"""Values that depend on which way tiles are taken, as text for kernels, and divisions of ints that are not negative."""
+"""Values that depend on which way tiles are taken, as text for kernels."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from attngen.emit.triton.code.expressions import Printer
-from attngen.ir.nodes import Apply, Expr, Op
-from attngen.ir.walk import nodes
 from attngen.plan.mask.order import Directed
 
 
@@ -18,9 +16,3 @@ class DirectedView:
 
 def directed_view(d: Directed, printer: Printer) -> DirectedView:
     return DirectedView(printer.text(d.onwards), printer.text(d.backwards))
-
-
-def plainly(printer: Printer, *values: Expr) -> Printer:
-    """The printer for values whose ints are not negative: their divisions need no helper."""
-    divisions = {e for v in values for e in nodes(v) if isinstance(e, Apply) and e.op in (Op.FLOORDIV, Op.MOD)}
-    return replace(printer, choices=replace(printer.choices, plain_divisions=frozenset(divisions)))

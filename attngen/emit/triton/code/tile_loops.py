@@ -6,13 +6,14 @@ its two loops. All arithmetic is on scalars.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from attngen.emit.text.loop_steps import by_helper, step_lines
 from attngen.emit.text.render import bracket
 from attngen.emit.triton.code.expressions import Printer
 from attngen.plan.mask.data_tests import DataTest
-from attngen.plan.mask.loops import Loops, Rounded, Run, Step
+from attngen.plan.mask.loops import Assigned, Loops, Rounded, Run, Step
 from attngen.plan.mask.walks import TwoWalks, Walk, length
 
 
@@ -51,7 +52,11 @@ def in_brackets(runs: tuple[Run, ...], printer: Printer) -> Printer:
 
 def _walk_view(walk: Walk, printer: Printer) -> WalkView:
     printer = in_brackets(walk.runs, printer)
-    return WalkView(printer.text(walk.n_steps), tuple(f"{s.name} = {printer.text(s.value)}" for s in walk.at))
+    return WalkView(printer.text(walk.n_steps), assigned_lines(walk.at, printer))
+
+
+def assigned_lines(steps: Iterable[Assigned], printer: Printer) -> tuple[str, ...]:
+    return tuple(f"{s.name} = {printer.text(s.value)}" for s in steps)
 
 
 def plain_lines(steps: tuple[Step, ...], printer: Printer, block: str, size: str = "") -> tuple[str, ...]:

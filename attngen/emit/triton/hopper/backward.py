@@ -16,12 +16,11 @@ from attngen.emit.text.params import ParamView
 from attngen.emit.text.render import bracket
 from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.kernel_code import KernelCode
-from attngen.emit.triton.code.orders import DirectedView, directed_view, plainly
-from attngen.emit.triton.code.tile_loops import plain_lines
-from attngen.emit.triton.hopper.lists import ListView, assigned_lines, list_view
+from attngen.emit.triton.code.orders import DirectedView, directed_view
+from attngen.emit.triton.code.tile_loops import assigned_lines, plain_lines
+from attngen.emit.triton.hopper.lists import ListView, host_text, list_view
 from attngen.emit.triton.hopper.shares import host_lines
 from attngen.emit.triton.portable.param_gradients import GradientView, RowSum
-from attngen.ir.build import integer
 from attngen.plan.hopper import (
     ApartSkeleton,
     BackwardSkeleton,
@@ -34,7 +33,6 @@ from attngen.plan.hopper import (
 )
 from attngen.plan.index import items
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.mask.lists import HALVES, PART
 from attngen.plan.mask.loops import ZERO, Loops
 from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.walks import outside
@@ -234,14 +232,14 @@ def gluon_backward_view(
         walk=assigned_lines(backward.hull.steps, printer),
         part=_hull_part_view(backward.part, printer),
         runs=("first", "stop", *(name.removeprefix("own_") for name in ends)),
-        lists=list_view(backward.lists, replace(printer, names={**printer.names, PART: "SHARE"}), integer(HALVES)),
+        lists=list_view(backward.lists),
         backwards=any(skeleton.backwards for skeleton in table.values()),
         row_terms=backward.row_terms,
         masked=printer.text(outside(backward.unmasked)),
         elsewhere=_positions(gradients, params, backward.elsewhere),
         shared=host_lines(items().of("share_count"), backward.grouped),
         listed_shared=host_lines(items().of("share_count"), backward.grouped, sequences=True),
-        room=plainly(printer, hopper.turns.cells.room).text(hopper.turns.cells.room),
+        room=host_text(items().of("counters")),
         sequences=sequences,
         table=Table(
             kernel="_hopper_backward_kernel",
@@ -330,7 +328,7 @@ def _walk_view(found: ListedWalk, loops: Loops, printer: Printer, held: AxisView
         at=assigned_lines(found.walk.at, printer),
         n_steps=printer.text(found.walk.n_steps),
         masked=_in_brackets(printer.text(outside(found.unmasked))),
-        lists=list_view(found.lists, printer),
+        lists=list_view(found.lists),
     )
 
 

@@ -15,6 +15,7 @@ from attngen.emit.text.weights import WeightView
 from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.kernel_code import KernelCode, free_names
 from attngen.emit.triton.code.test_views import TestView
+from attngen.emit.triton.code.tile_loops import assigned_lines
 from attngen.emit.triton.hopper.backward import (
     PLACES,
     SEQUENCES,
@@ -22,11 +23,10 @@ from attngen.emit.triton.hopper.backward import (
     limit_view,
     unspecialized,
 )
-from attngen.emit.triton.hopper.lists import ListView, assigned_lines, list_view
+from attngen.emit.triton.hopper.lists import ListView, list_view
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.kernels import kept_view
 from attngen.emit.triton.portable.views import KeptView, KernelView
-from attngen.ir.build import add, index, integer
 from attngen.ir.nodes import Symbol, Type
 from attngen.plan.hopper import Fetched, HopperForward, Skeleton
 from attngen.plan.mask.loops import Loops
@@ -207,7 +207,7 @@ def gluon_view(
         return None
     plan, printer = frame.plan, frame.printer()
     assert plan.hopper is not None
-    lists = list_view(forward.lists, printer, add(integer(1), index("PARTS")))
+    lists = list_view(forward.lists)
     own = ("items_ptr", "q_slots") if sequences else ()
     flags = ("RAGGED", "PACKED") if sequences else ()
     call = "own" if sequences else "call"
