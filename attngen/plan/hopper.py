@@ -15,7 +15,6 @@ from attngen.ir.nodes import Expr, Load
 from attngen.ir.walk import reads
 from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Run
-from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.shares import Wanted
 from attngen.plan.mask.turns import Cells
 from attngen.plan.mask.walks import Hull, Share, Walk
@@ -227,7 +226,7 @@ class Fetched:
 class HopperForward:
     """`walk` numbers the tiles of keys, backwards from the last where `backwards`; a warpgroup's own queries meet a
     tile at the steps of `share` alone. A tile outside of the runs `unmasked`, which are those of a warpgroup's own
-    queries, needs the mask. `limit` is put on the ends of all queries' runs, and on those of a warpgroup's own.
+    queries, needs the mask. All ends of runs are `limited`.
     `of_sequences`: rows that packed sequences and lengths take in the place of these. `ramp`: the logit as this kernel
     evaluates it, where that is not factor * unit. `fetched`: elements of pairs that come with the tiles of keys.
     `batches_inside`: all batches of a head lie side by side.
@@ -236,8 +235,7 @@ class HopperForward:
     rows: tuple[tuple[Dims, Skeleton], ...]
     walk: Walk
     backwards: bool
-    share: Share
-    limit: Limit
+    share: Share | None
     unmasked: tuple[Run, ...]
     lists: Lists | None
     of_sequences: tuple[tuple[Dims, Skeleton], ...]
@@ -249,7 +247,7 @@ class HopperForward:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopperBackward:
     """One kernel for dQ, dK and dV. A program walks `hull`, the tiles of queries that its keys meet and those between
-    them, and a warpgroup takes `part` of its steps; a tile outside of the runs `unmasked`, which are those of a
+    them, and a warpgroup takes `half_of_steps`; a tile outside of the runs `unmasked`, which are those of a
     warpgroup's half of the keys, needs the mask.
 
     lists: who waits for whom is listed, where tiles of keys that meet one tile of queries are not consecutive; None:
@@ -260,7 +258,6 @@ class HopperBackward:
 
     rows: tuple[tuple[Dims, BackwardSkeleton], ...]
     hull: Hull
-    part: HullPart
     unmasked: tuple[Run, ...]
     lists: Lists | None
     row_terms: bool
@@ -271,11 +268,10 @@ class HopperBackward:
 
 @dataclass(frozen=True, slots=True)
 class ListedWalk:
-    """A walk, the limit of its ends, which of its tiles need no mask, and whose lists name its ends where tests of data
-    decide."""
+    """A walk, whose ends are `limited`, which of its tiles need no mask, and whose lists name its ends where tests of
+    data decide."""
 
     walk: Walk
-    limit: Limit
     unmasked: tuple[Run, ...]
     lists: Lists | None
 

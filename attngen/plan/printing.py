@@ -23,7 +23,6 @@ from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
 from attngen.plan.mask.data_tests import UNIT, DataTest
 from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Loops, Ordered, Rounded, Run, Step
-from attngen.plan.mask.parts import Limit
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
 from attngen.plan.mask.shares import CACHED
@@ -283,21 +282,15 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         if f.batches_inside:
             yield "    all batches of a head lie side by side"
         yield from _walk(f.walk, f.unmasked, f.lists)
-        for name, e in (("first", f.share.first), ("stop", f.share.stop)):
-            if e is not None:
-                yield f"    a warpgroup's own steps, {name} = {expression(e)}"
-        yield from _limit(f.limit)
+        if f.share is not None:
+            ends = [name for name, has in (("begin late", f.share.begins), ("end early", f.share.ends)) if has]
+            yield f"    a warpgroup's own steps may {' and '.join(ends)}"
         yield from _rows(f.rows)
         yield from _rows(f.of_sequences, "packed sequences and lengths, ")
     if plan.backward is not None:
         b = plan.backward
         yield f"backward, one kernel{': products take lse and delta off' if b.row_terms else ''}"
         yield from (f"    {s.name} = {expression(s.value)}" for s in b.hull.steps)
-        yield "    a warpgroup's own steps, where tiles of keys are taken onwards; or backwards"
-        yield from (f"        {s.name} = {expression(s.value)}" for s in b.part.bound)
-        yield f"        begin = {expression(b.part.begin.onwards)}; or {expression(b.part.begin.backwards)}"
-        yield f"        end = {expression(b.part.end)}"
-        yield from (f"        {s.name} = {expression(s.value)}" for s in b.part.cut)
         yield f"    masked: {expression(outside(b.unmasked))}"
         order = "each waits for the tile of keys before it" if b.lists is None else _lists(b.lists)
         yield f"    dQ is added in turn: {order}"
@@ -322,7 +315,6 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         for name, found in (("dK/dV", plan.apart.queries), ("dQ", plan.apart.keys)):
             yield f"backward, {name} by itself"
             yield from _walk(found.walk, found.unmasked, found.lists)
-            yield from _limit(found.limit)
         yield from _elsewhere(plan.apart.elsewhere)
         yield from _rows(plan.apart.rows)
 
@@ -333,10 +325,6 @@ def _walk(walk: Walk, unmasked: tuple[Run, ...], lists: Lists | None) -> Iterato
     yield f"    masked: {expression(outside(unmasked))}"
     if lists is not None:
         yield f"    its ends are {_lists(lists)}"
-
-
-def _limit(limit: Limit) -> Iterator[str]:
-    yield from (f"    {line}" for line in _steps((*limit.steps, *limit.ends), "tile"))
 
 
 def _cells(cells: Cells, *, listed: bool) -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from attngen.plan.mask.lists import Lists
 from mutation.lists import LISTED, wrong_lists
+from mutation.parts import wrong_parts
 from mutation.turns import wrong_turns
 
 _SWAPPED: dict[type[ast.operator], type[ast.operator]] = {
@@ -92,7 +93,7 @@ def _ints(function: ast.FunctionDef) -> list[str]:
 def run_as_python(text: str, program: SimpleNamespace) -> dict[str, Any]:
     """The functions of the text by name, as Python runs them; `program` has the `id` and the `count` of programs."""
     tl = SimpleNamespace(
-        minimum=min, maximum=max, constexpr=int, int64=None,
+        minimum=min, maximum=max, constexpr=int, int32=None, int64=None,
         where=lambda condition, a, b: a if condition else b, cast=lambda x, _: x,
         program_id=lambda _: program.id, num_programs=lambda _: program.count,
     )  # fmt: skip
@@ -102,12 +103,15 @@ def run_as_python(text: str, program: SimpleNamespace) -> dict[str, Any]:
     return {n.name: names[n.name] for n in body}
 
 
-def wrong_functions(text: str, *, inside: bool = True, lists: Lists | None = None) -> str:
-    """`inside`: whether kernels also take all batches of a head side by side. `lists`: whose lists there are."""
+def wrong_functions(text: str, *, inside: bool = True, lists: Lists | None = None, share: bool | None = None) -> str:
+    """`inside`: whether kernels also take all batches of a head side by side. `lists`: whose lists there are. `share`:
+    see `wrong_parts`.
+    """
     program = SimpleNamespace(id=0, count=0)
     f = run_as_python(text, program)
     try:
         found = _wrong_items(f, program, inside) or _wrong_readers(f) or _wrong_queue(f) or _wrong_sums(f)
+        found = found or wrong_parts(f, share=share)
         return found or (wrong_turns(f) if lists is None else wrong_lists(f, lists))
     except (TypeError, ZeroDivisionError) as error:  # as on a number that is not given
         return repr(error)

@@ -107,8 +107,9 @@ def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str
         case "functions":
             assert plan.gpu_walks is not None and plan.hopper is not None
             assert plan.hopper.forward is not None and plan.hopper.backward is not None
-            inside, lists = plan.hopper.forward.batches_inside, plan.hopper.backward.lists
-            return wrong_functions(plan.gpu_walks.index.text, inside=inside, lists=lists)
+            f, lists = plan.hopper.forward, plan.hopper.backward.lists
+            share = None if f.share is None else f.share.backwards
+            return wrong_functions(plan.gpu_walks.index.text, inside=f.batches_inside, lists=lists, share=share)
         case "summed":
             return wrong_summed(plan)
         case "ramps":

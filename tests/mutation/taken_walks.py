@@ -11,10 +11,11 @@ from random import Random
 
 from attngen.ir.attention import Attention
 from attngen.ir.evaluate import evaluate
+from attngen.ir.function import results_of
 from attngen.ir.nodes import Expr
+from attngen.plan.index import Index
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.loops import ZERO, Assigned, Loops, Rounded, Run
-from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.walks import Hull, Share, TwoWalks, Walk, outside
 from attngen.plan.split import Split
 from mutation.draws import draws
@@ -69,26 +70,21 @@ def _cut(loops: Loops, walks: TwoWalks, split: Split, ends: Ends, pieces: int) -
 
 def wrong_hopper(attention: Attention, plan: KernelPlan) -> str:
     h, r = plan.hopper, Random(0)
-    assert h is not None
+    assert h is not None and plan.gpu_walks is not None
     for _ in range(TRIALS):
         keys, queries = ends_of(plan.key_loops, r), ends_of(plan.query_loops, r)
         problems: list[str] = []
         if h.forward is not None:
             problems.append(_walked(h.forward.walk, plan.key_loops.runs, keys))
-            problems.append(_shared(h.forward.walk, h.forward.share, keys))
-            problems.append(_limited(h.forward.limit, plan.key_loops, keys, r))
+            problems.append(_shared(h.forward.walk, h.forward.share, plan.gpu_walks.index, keys))
             problems.append(_masked(h.forward.unmasked, _own(plan.key_loops), keys))
         if h.backward is not None:
             problems.append(_covered(h.backward.hull, plan.query_loops, queries))
-            problems.append(_half(h.backward.part, r))
-            problems.append(_cut_off(h.backward.part, h.backward.unmasked, queries, r))
             problems.append(_masked(h.backward.unmasked, _own(plan.query_loops), queries))
         if h.apart is not None:
             problems.append(_walked(h.apart.queries.walk, plan.query_loops.runs, queries))
-            problems.append(_limited(h.apart.queries.limit, plan.query_loops, queries, r))
             problems.append(_masked(h.apart.queries.unmasked, plan.query_loops.full, queries))
             problems.append(_walked(h.apart.keys.walk, plan.key_loops.runs, keys))
-            problems.append(_limited(h.apart.keys.limit, plan.key_loops, keys, r))
             problems.append(_masked(h.apart.keys.unmasked, plan.key_loops.full, keys))
         found = next(filter(None, problems), "")
         if found:
@@ -152,66 +148,20 @@ def _walked(walk: Walk, runs: tuple[Run, ...], ends: Ends) -> str:
     return "" if taken == wanted else f"takes the tiles {taken}, and not {wanted}"
 
 
-def _shared(walk: Walk, share: Share, ends: Ends) -> str:
-    if share.first is None and share.stop is None:
+def _shared(walk: Walk, share: Share | None, index: Index, ends: Ends) -> str:
+    if share is None:
         return ""
     start = ends["own_any_lo"] if "any_lo" in ends else 0
+    names = {"start": ends[share.stretch.start], "own_start": ends[share.own.start], "own_stop": ends[share.own.stop]}
+    own_steps = index.of("own_steps", BACKWARDS=share.backwards)
     for step, n_steps, at in _steps(walk, ends):
-        names = {**ends, "n_steps": n_steps, "own_first": 0}
-        if share.first is not None:
-            names["own_first"] = _value(share.first, names)
-        first, stop = names["own_first"], n_steps if share.stop is None else _value(share.stop, names)
+        first, stop = results_of(own_steps, {**names, "n_steps": n_steps})
+        first, stop = first if share.begins else 0, stop if share.ends else n_steps
         if not 0 <= first < stop <= n_steps:
             return f"takes steps {first} … {stop - 1} of {n_steps}"
         if not first <= step < stop and start <= at < ends["own_any_hi"]:
             return f"skips tile {at}, which its own rows meet"
     return ""
-
-
-def _limited(limit: Limit, loops: Loops, ends: Ends, r: Random) -> str:
-    """Tiles of a sequence that leave a run, and those outside of it that stay in one."""
-    start, held, walked, width = ("q0", "Sq", "Sk", "BK") if loops.axis == "k" else ("k0", "Sk", "Sq", "BQ")
-    sizes = {start: r.randint(0, 12), held: r.randint(1, 12), walked: r.randint(1, 40), width: r.randint(1, 9)}
-    names = {"q1": r.randint(0, 12), "k1": r.randint(0, 12), **ends, **sizes}
-    for step in limit.steps:
-        if isinstance(step, Rounded):
-            bound = _value(step.bound, names)
-            names[step.name] = int((bound + (sizes[width] - 1 if step.up else 0)) / sizes[width])
-        else:
-            assert isinstance(step, Assigned)
-            names[step.name] = _value(step.value, names)
-    after = {**names, **{s.name: _value(s.value, names) for s in limit.ends}}
-    for run in loops.runs:
-        lie, stay = (set(range(n[run.start], n[run.stop])) for n in (ends, after))
-        inside = {t for t in lie if t * sizes[width] < sizes[walked]}
-        if not stay <= inside or (sizes[start] < sizes[held] and stay != inside):
-            return f"the limit makes {sorted(stay)} of {sorted(lie)}, {sizes}"
-    return ""
-
-
-def _half(part: HullPart, r: Random) -> str:
-    """What a half takes of a hull, in either direction, beside the tiles of its own."""
-    (first, stop), (own_first, own_stop) = (sorted((r.randint(0, 9), r.randint(0, 9))) for _ in range(2))
-    names = _after(part.bound, {"first": first, "stop": stop, "own_first": own_first, "own_stop": own_stop})
-    for way in ("onwards", "backwards"):
-        begin = _value(getattr(part.begin, way), names)
-        end = _value(part.end, {**names, "begin": begin})
-        tiles = list(range(first, stop)) if way == "backwards" else list(reversed(range(first, stop)))
-        mine = [t for t in range(own_first, own_stop) if first <= t < stop]
-        if sorted(tiles) != list(range(first, stop)) or not 0 <= begin <= end <= len(tiles):
-            return f"{way}, takes {tiles} of {first} … {stop - 1}, itself {begin} … {end - 1}"
-        if not set(mine) <= set(tiles[begin:end]):
-            return f"{way}, takes {tiles[begin:end]} for its own {mine}"
-    return ""
-
-
-def _cut_off(part: HullPart, unmasked: tuple[Run, ...], ends: Ends, r: Random) -> str:
-    """Whether a half that the end cuts goes without the mask somewhere."""
-    most = {"k0": 12, "k1": 12, "HALF": 9, "Sk": 16, "Sq": 16}
-    sizes = {name: r.randint(int(name not in ("k0", "k1")), n) for name, n in most.items()}
-    found = _after(part.cut, {**ends, **sizes})
-    some = [at for at in range(12) if not evaluate(outside(unmasked), {**found, "at": at}, {})]
-    return f"tiles {some} go without the mask, {sizes}" if some and sizes["k0"] + sizes["HALF"] > sizes["Sk"] else ""
 
 
 def _covered(hull: Hull, loops: Loops, ends: Ends) -> str:

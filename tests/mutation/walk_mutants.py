@@ -15,9 +15,7 @@ from attngen.ir.printing import expression as text
 from attngen.plan.hopper import Fetched
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.loops import Assigned, Rounded, Run
-from attngen.plan.mask.order import Directed
-from attngen.plan.mask.parts import HullPart, Limit
-from attngen.plan.mask.walks import Walk
+from attngen.plan.mask.walks import Share, Walk
 from attngen.plan.split import Split
 from mutation.edits import edits
 
@@ -65,13 +63,7 @@ def hopper_edits(plan: KernelPlan) -> Iterator[tuple[str, KernelPlan]]:
     if own.forward is not None:
         f = own.forward
         forward = [(f"walk: {what}", replace(f, walk=w)) for what, w in _walks(f.walk)]
-        for field in ("first", "stop"):
-            e = getattr(f.share, field)
-            found = [] if e is None else _tile_edits(e)
-            forward += [
-                (f"share {field}: {what}", replace(f, share=replace(f.share, **{field: x}))) for what, x in found
-            ]
-        forward += [(f"limit: {what}", replace(f, limit=x)) for what, x in _limits(f.limit)]
+        forward += [(f"share {what}", replace(f, share=x)) for what, x in _shares(f.share)]
         forward += [(what, replace(f, unmasked=runs)) for what, runs in _unmasked(f.unmasked, "own_")]
         forward += [(f"fetched: {what}", replace(f, fetched=x)) for what, x in _fetched(f.fetched)]
         for what, made in forward:
@@ -85,7 +77,6 @@ def hopper_edits(plan: KernelPlan) -> Iterator[tuple[str, KernelPlan]]:
                 for what, x in _tile_edits(s.value)
             ]
             backward += [(f"hull: {what}", replace(b, hull=replace(b.hull, steps=x))) for what, x in steps]
-        backward += [(f"part: {what}", replace(b, part=x)) for what, x in _parts(b.part)]
         backward += [(what, replace(b, unmasked=runs)) for what, runs in _unmasked(b.unmasked, "own_")]
         if b.lists is not None:
             backward.append(("no list of who waits for whom", replace(b, lists=None)))
@@ -95,7 +86,6 @@ def hopper_edits(plan: KernelPlan) -> Iterator[tuple[str, KernelPlan]]:
         for field in ("queries", "keys"):
             found = getattr(own.apart, field)
             edited = [(f"walk: {what}", replace(found, walk=w)) for what, w in _walks(found.walk)]
-            edited += [(f"limit: {what}", replace(found, limit=x)) for what, x in _limits(found.limit)]
             edited += [(what, replace(found, unmasked=runs)) for what, runs in _unmasked(found.unmasked, "")]
             for what, made in edited:
                 apart = replace(own.apart, **{field: made})
@@ -125,35 +115,14 @@ def _walks(walk: Walk) -> Iterator[tuple[str, Walk]]:
             yield f"at: {what}", replace(walk, at=(*walk.at[:n], Assigned(s.name, e), *walk.at[n + 1 :]))
 
 
-def _assigned(steps: tuple[Assigned, ...]) -> Iterator[tuple[str, tuple[Assigned, ...]]]:
-    for n, s in enumerate(steps):
-        for what, e in _tile_edits(s.value):
-            yield f"{s.name}: {what}", (*steps[:n], Assigned(s.name, e), *steps[n + 1 :])
-
-
-def _limits(limit: Limit) -> Iterator[tuple[str, Limit]]:
-    last, stop = limit.steps
-    assert isinstance(last, Rounded) and isinstance(stop, Assigned)
-    yield "rounded up", replace(limit, steps=(replace(last, up=True), stop))
-    for what, e in _tile_edits(last.bound):
-        yield what, replace(limit, steps=(replace(last, bound=e), stop))
-    for what, steps in _assigned((stop,)):
-        yield what, replace(limit, steps=(last, *steps))
-    for what, ends in _assigned(limit.ends):
-        yield what, replace(limit, ends=ends)
-
-
-def _parts(part: HullPart) -> Iterator[tuple[str, HullPart]]:
-    value = part.begin
-    for way in ("onwards", "backwards"):
-        for what, e in _tile_edits(getattr(value, way)):
-            yield f"begin {way}: {what}", replace(part, begin=replace(value, **{way: e}))
-    yield "begin: ways exchanged", replace(part, begin=Directed(value.backwards, value.onwards))
-    for field in ("bound", "cut"):
-        for what, steps in _assigned(getattr(part, field)):
-            yield what, replace(part, **{field: steps})
-    for what, e in _tile_edits(part.end):
-        yield f"end: {what}", replace(part, end=e)
+def _shares(share: Share | None) -> Iterator[tuple[str, Share]]:
+    if share is not None:
+        yield "of the other end", replace(share, backwards=not share.backwards)
+        yield "that ends early", replace(share, ends=True)
+        yield "that begins late", replace(share, begins=True)
+        start, stop = share.stretch.start, share.stretch.stop
+        yield "of a stretch that ends at once", replace(share, stretch=Run(start, start))
+        yield "of a stretch turned round", replace(share, stretch=Run(stop, start))
 
 
 def _unmasked(runs: tuple[Run, ...], prefix: str) -> Iterator[tuple[str, tuple[Run, ...]]]:

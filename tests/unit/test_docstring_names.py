@@ -1,6 +1,6 @@
 """Files, modules and members that docstrings of attngen name in backticks: they exist.
 
-Checked are paths (`plan/mask/order.py`, `templates/triton/host/`), file names (`module.py.j2`), and dotted names of a
+Checked are paths (`plan/mask/lists.py`, `templates/triton/host/`), file names (`module.py.j2`), and dotted names of a
 module (`ir.build`), of what is in it (`ir.build.apply`) or of a member of a class (`Kernel.partial`). The first folders
 of a name may be left out; one that begins with a package of attngen is in that package. Not checked are single names,
 which may be a module's or a variable's, what follows a member or a function, names with placeholders, and those of
@@ -139,8 +139,8 @@ def test_docstrings_name_what_exists() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "plan/mask/order.py",
-        "order.py",
+        "plan/mask/lists.py",
+        "ranges.py",
         "emit/triton/hopper",
         "templates/triton/host/",
         "tests/",
@@ -167,7 +167,7 @@ def test_a_right_name_passes(name: str) -> None:
     [
         "plan/mask/ordre.py",
         "ordre.py",
-        "mask/plan/order.py",
+        "mask/plan/lists.py",
         "plan/schedule.py",
         "plan.schedule",
         "emit/triton/hoper",
@@ -183,4 +183,4 @@ def test_a_right_name_passes(name: str) -> None:
     ],
 )
 def test_a_wrong_name_is_found(name: str) -> None:
-    assert wrong(f"What `{name}` and\n`plan/mask/order.py` say.", repository()) == [name.partition("(")[0]]
+    assert wrong(f"What `{name}` and\n`plan/mask/lists.py` say.", repository()) == [name.partition("(")[0]]

@@ -16,7 +16,6 @@ from attngen.plan.mask.loops import ZERO, Assigned, Loops, Run
 
 STEP, N_STEPS, AT = index("step"), index("n_steps"), index("at")
 LO, HI, START, PASSED = index("lo"), index("hi"), index("start"), index("passed")
-OWN_FIRST = index("own_first")
 ZERO_TILES = integer(0)
 BEYOND = 2**30
 """A tile after the last of any sequence."""
@@ -61,17 +60,21 @@ class TwoWalks:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The steps `first` … `stop` - 1 of a walk, at least one, outside of which a warpgroup's own rows meet no tile.
-    None: the walk's own first step, or its end. `stop` is over `own_first`, the value of `first`. `pipelined`:
-    warpgroups that overlap their own products skip the others, too.
+    """The steps `own_steps` of a walk over `stretch`, outside of which a warpgroup's own rows meet no tile. Unless
+    `begins`, it begins with the walk, and unless `ends`, it ends with it. `pipelined`: warpgroups that overlap their
+    own products skip the others, too.
     """
 
-    first: Expr | None
-    stop: Expr | None
+    stretch: Run
+    backwards: bool
+    begins: bool
+    ends: bool
     pipelined: bool
 
-
-WHOLE = Share(None, None, pipelined=False)
+    @property
+    def own(self) -> Run:
+        """The stretch of a warpgroup's own rows."""
+        return Run(own(self.stretch.start), own(self.stretch.stop))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,29 +177,16 @@ def at_least_one(walk: Walk) -> Walk:
     return replace(walk, n_steps=maximum(walk.n_steps, integer(1)), least=1)
 
 
-def share(loops: Loops, *, backwards: bool) -> Share:
+def share(loops: Loops, *, backwards: bool) -> Share | None:
     """The share of a walk of at least one step. All steps where a walk has several stretches, whose tiles are numbered
     through, and where it begins late without a list that says when."""
     stretch, listed = one_stretch(loops), bool(loops.tests)
     if stretch is None or not (listed or (stretch.start == ZERO and loops.full)):
-        return WHOLE
-    start, stop = tile(stretch.start), index(own(stretch.stop))
-    if stretch.start == ZERO:
-        return Share(_begin(sub(N_STEPS, stop)), None, True) if backwards else Share(None, _end(stop, None), listed)
-    first, end = sub(index(own(stretch.start)), start), sub(stop, start)
-    if backwards:
-        first, end = sub(N_STEPS, end), sub(N_STEPS, first)
-    return Share(_begin(first), _end(end, OWN_FIRST), listed)
-
-
-def _begin(step: Expr) -> Expr:
-    """That step, or the nearest of the walk."""
-    return maximum(minimum(step, sub(N_STEPS, integer(1))), ZERO_TILES)
-
-
-def _end(step: Expr, first: Expr | None) -> Expr:
-    """What follows the last step of a share that begins with `first`, or with the walk."""
-    return maximum(minimum(step, N_STEPS), integer(1) if first is None else add(first, integer(1)))
+        return None
+    early = stretch.start == ZERO
+    return Share(
+        stretch, backwards, begins=backwards or not early, ends=not (backwards and early), pipelined=listed or backwards
+    )
 
 
 def hull(loops: Loops) -> Hull:

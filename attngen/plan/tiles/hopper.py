@@ -33,7 +33,6 @@ from attngen.plan.hopper import (
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import is_dear, is_dear_for_pairs
 from attngen.plan.mask.loops import Loops, Run
-from attngen.plan.mask.parts import hull_part, limit
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
 from attngen.plan.mask.shares import SHORT, Wanted, alone, enough, few_in_turn, listed_alone, together
@@ -97,7 +96,6 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         walk=at_least_one(walk(keys, backwards=backwards)),
         backwards=backwards,
         share=share(keys, backwards=backwards),
-        limit=limit(keys, of_parts=True),
         unmasked=_own(keys),
         lists=listed(plan.keys) if plan.keys.tests else None,
         of_sequences=_changed(dense, skeletons(found, tile, sequences=True)),
@@ -109,7 +107,6 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
     backward = HopperBackward(
         rows=_rows(whole),
         hull=hull(queries),
-        part=hull_part(_own(queries)),
         unmasked=_own(queries),
         lists=None if consecutive and found.in_turn else listed(plan.queries),
         row_terms=found.row_terms,
@@ -133,7 +130,7 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
 
 
 def _apart_walk(loops: Loops, walked: TileRanges) -> ListedWalk:
-    return ListedWalk(at_least_one(walk(loops)), limit(loops), loops.full, listed(walked) if walked.tests else None)
+    return ListedWalk(at_least_one(walk(loops)), loops.full, listed(walked) if walked.tests else None)
 
 
 def _rows(table: Mapping[tuple[int, int], _Row]) -> tuple[tuple[Dims, _Row], ...]:

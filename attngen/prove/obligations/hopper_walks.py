@@ -20,13 +20,12 @@ from attngen.plan.hopper import HopperApart, HopperBackward, HopperForward
 from attngen.plan.index import Index
 from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Loops, Run
-from attngen.plan.mask.parts import Limit
 from attngen.plan.mask.turns import Cells
-from attngen.plan.mask.walks import one_stretch, own
+from attngen.plan.mask.walks import own
 from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.lists import entries_answer, listed_answer
 from attngen.prove.obligations.orders import items_answer, keys_answer, neighbour_answer
-from attngen.prove.obligations.part_walks import cut_answer, hull_part_answer, limit_answer
+from attngen.prove.obligations.part_walks import cut_answer, half_answer, limit_answer
 from attngen.prove.obligations.portable_walks import ITEMS
 from attngen.prove.obligations.shares import members_answer, parts_answer
 from attngen.prove.obligations.tile_walks import (
@@ -63,13 +62,11 @@ def _forward(claims: WalkClaims, forward: HopperForward) -> Iterator[Claim]:
     yield claims.walk(f"{name}, walk", f"{name}: the walk over keys", forward.walk, loops.runs)
     late, inside = claims.plan.longest_first, forward.batches_inside
     yield _items(claims, name, _index(claims).of("tile_of_item", LATE=late, BATCHES_INSIDE=inside))
-    stretch = one_stretch(loops)
-    if (forward.share.first, forward.share.stop) != (None, None):
+    if forward.share is not None:
         sentence = f"{name}: the steps that a warpgroup skips take no tile that its own queries meet"
-        mine = Run(own(stretch.start), own(stretch.stop)) if stretch is not None else Run("own_any_lo", "own_any_hi")
-        answer = share_answer(claims.context(), forward.walk, forward.share, mine, claims.work.part())
+        answer = share_answer(claims.context(), _index(claims), forward.walk, forward.share, claims.work.part())
         yield claims.claim(f"{name}, share", sentence, answer)
-    yield _limit(claims, name, forward.limit, loops)
+    yield _limit(claims, name, of_parts=True)
     yield _unmasked(claims, name, forward.unmasked, _own(loops))
     yield from _lists(claims, name, forward.lists)
     if forward.fetched is not None:
@@ -88,8 +85,8 @@ def _items(claims: WalkClaims, name: str, f: Function) -> Claim:
     return claims.claim(f"{name}, items", f"{name}: {ITEMS}", items_answer(claims.context(), f, claims.work.part()))
 
 
-def _limit(claims: WalkClaims, name: str, limit: Limit, loops: Loops) -> Claim:
-    answer = limit_answer(claims.context(), limit, loops.axis, loops.runs, claims.work.part())
+def _limit(claims: WalkClaims, name: str, *, of_parts: bool) -> Claim:
+    answer = limit_answer(claims.context(), _index(claims), claims.work.part(), of_parts=of_parts)
     sentence = f"{name}: ends of runs brought to the end of the sequence leave its tiles in the runs that they are in"
     return claims.claim(f"{name}, end", sentence, answer)
 
@@ -98,10 +95,10 @@ def _backward(claims: WalkClaims, backward: HopperBackward) -> Iterator[Claim]:
     name, plan = "Hopper backward", claims.plan
     answer = hull_answer(claims.context(), backward.hull, claims.work.part())
     yield claims.claim(f"{name}, hull", f"{name}: the walk over queries covers every run", answer)
-    answer = hull_part_answer(claims.context(), backward.part, _index(claims), claims.work.part())
+    answer = half_answer(claims.context(), _index(claims), claims.work.part())
     sentence = f"{name}: a warpgroup takes each tile of the walk that its own keys meet, and passes over the others"
     yield claims.claim(f"{name}, part", sentence, answer)
-    answer = cut_answer(claims.context(), backward.part, backward.unmasked, claims.work.part())
+    answer = cut_answer(claims.context(), _index(claims), backward.unmasked, claims.work.part())
     sentence = f"{name}: keys that the end of the sequence cuts meet no tile without the mask"
     yield claims.claim(f"{name}, end", sentence, answer)
     yield _unmasked(claims, name, backward.unmasked, _own(plan.query_loops))
@@ -121,7 +118,7 @@ def _apart(claims: WalkClaims, apart: HopperApart) -> Iterator[Claim]:
         late = walked == "keys" and claims.plan.longest_first
         yield _items(claims, name, _index(claims).of("tile_of_program", LATE=late))
         yield claims.walk(f"{name}, walk", f"{name}: the walk over {walked}", found.walk, loops.runs)
-        yield _limit(claims, name, found.limit, loops)
+        yield _limit(claims, name, of_parts=False)
         yield _unmasked(claims, name, found.unmasked, loops.full)
         yield from _lists(claims, name, found.lists)
 

@@ -19,6 +19,7 @@ from attngen.errors import InternalError
 from attngen.ir.nodes import Apply, Expr, Literal, Op
 from attngen.ir.walk import nodes, symbols
 from attngen.plan.hopper import Fetched
+from attngen.plan.index import Index
 from attngen.plan.mask.loops import ZERO, Assigned, Loops, Ordered, Rounded, Run, Step
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
@@ -27,6 +28,7 @@ from attngen.plan.split import Split
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Holds, Term
 from attngen.prove.integers.z3_door import SolverContext
+from attngen.prove.obligations.questions import results
 
 
 def loops_answer(
@@ -222,16 +224,18 @@ def joined_answer(context: SolverContext, joined: Walk, first: Walk, then: Walk,
     return context.ask_linear(ends.premises, context.all_of(same), work)
 
 
-def share_answer(context: SolverContext, walk: Walk, share: Share, stretch: Run, work: Work) -> Answer:
-    """Whether the steps outside of `share` take no tile that a part of the held tile meets: none of `stretch`; and the
-    share is in order, and inside the walk."""
+def share_answer(context: SolverContext, index: Index, walk: Walk, share: Share, work: Work) -> Answer:
+    """Whether the steps outside of `share` take no tile that a part of the held tile meets, and the share is in order,
+    and inside the walk."""
     ends = Ends(context, walk.runs)
     step = context.free("step")
     n_steps = ends.value(walk.n_steps)
     at = ends.after(walk.at, step=step, n_steps=n_steps)["at"]
-    mine = context.all_of([ends[stretch.start] <= at, at < ends[stretch.stop]])
-    first = context.number(0) if share.first is None else ends.value(share.first, n_steps=n_steps)
-    stop = n_steps if share.stop is None else ends.value(share.stop, n_steps=n_steps, own_first=first)
+    mine = ends.inside(at, (share.own,))
+    names = {"start": ends[share.stretch.start], "own_start": ends[share.own.start], "own_stop": ends[share.own.stop]}
+    own_steps = index.of("own_steps", BACKWARDS=share.backwards)
+    first, stop = results(context, own_steps, {**names, "n_steps": n_steps})
+    first, stop = first if share.begins else context.number(0), stop if share.ends else n_steps
     ordered = [first >= 0, first < stop, stop <= n_steps]
     premises = [*ends.premises, step >= 0, step < n_steps]
     taken = context.implies(mine, context.all_of([first <= step, step < stop]))

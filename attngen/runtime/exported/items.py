@@ -284,3 +284,58 @@ def part_of_entry(item, n_tiles, parts):
     """(list, tile, part) that an entry is of."""
     row = item // parts
     return row // n_tiles, row % n_tiles, item % parts
+
+
+# ---------------------------------------------------------------- what the rows of one warpgroup walk
+#
+# Of the tiles that their program walks. Ends of runs that begin with `own_` are those of these rows.
+
+
+@triton.jit
+def end_of_tiles(size, tile, start, held, OF_PARTS: tl.constexpr):
+    """Where the tiles of the walked sequence end, which has `size` rows. OF_PARTS: the rows held, from `start` on, may
+    all lie past the end of their sequence of `held` rows, as those of a warpgroup can: then there are none.
+    """
+    stop = tl.cast((size - 1) // tile, tl.int32) + 1
+    if OF_PARTS:
+        stop = tl.where(start < held, stop, 0)
+    return stop
+
+
+@triton.jit
+def limited(end, stop):
+    """An end of a run, brought to that of the tiles."""
+    return tl.minimum(end, stop)
+
+
+@triton.jit
+def own_steps(start, n_steps, own_start, own_stop, BACKWARDS: tl.constexpr):
+    """(first, stop): outside of these steps, at least one, of a walk that begins with the tile `start`, or that ends
+    with it, there is no tile of own_start … own_stop - 1.
+    """
+    first = own_start - start
+    stop = own_stop - start
+    if BACKWARDS:
+        first = n_steps - stop
+        stop = n_steps - (own_start - start)
+    first = tl.maximum(tl.minimum(first, n_steps - 1), 0)
+    return first, tl.maximum(tl.minimum(stop, n_steps), first + 1)
+
+
+@triton.jit
+def half_of_steps(first, stop, own_first, own_stop, back, BACKWARDS: tl.constexpr):
+    """(begin, end): the steps of a walk over first … stop - 1 (`tile_of_step`) at which a half of the held tile takes
+    tiles of its own.
+    """
+    own_first = tl.minimum(tl.maximum(own_first, first), stop)
+    own_stop = tl.minimum(tl.maximum(own_stop, own_first), stop)
+    begin = stop - own_stop
+    if BACKWARDS:
+        begin = tl.where(back, own_first - first, begin)
+    return begin, begin + own_stop - own_first
+
+
+@triton.jit
+def unless_cut(end, start, rows, size):
+    """An end of a run that needs no mask: where the end of the sequence cuts the rows held, no tile goes without it."""
+    return tl.where(size < start + rows, 0, end)

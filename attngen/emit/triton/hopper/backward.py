@@ -16,8 +16,7 @@ from attngen.emit.text.params import ParamView
 from attngen.emit.text.render import bracket
 from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.kernel_code import KernelCode
-from attngen.emit.triton.code.orders import DirectedView, directed_view
-from attngen.emit.triton.code.tile_loops import assigned_lines, plain_lines
+from attngen.emit.triton.code.tile_loops import assigned_lines
 from attngen.emit.triton.hopper.lists import ListView, host_text, list_view
 from attngen.emit.triton.hopper.shares import host_lines
 from attngen.emit.triton.portable.param_gradients import GradientView, RowSum
@@ -34,7 +33,6 @@ from attngen.plan.hopper import (
 from attngen.plan.index import items
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.loops import ZERO, Loops
-from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.walks import outside
 from attngen.plan.table import Table, keyed
 
@@ -97,45 +95,16 @@ def _factor(code: KernelCode) -> str:
     return f" * {bracket(d_pair)}" if d_pair else ""
 
 
-@dataclass(frozen=True, slots=True)
-class LimitView:
-    """`lines` bind `stop`; `ends` are the ends of runs, brought to it."""
-
-    lines: tuple[str, ...]
-    ends: tuple[str, ...]
-
-
-def limit_view(found: Limit, printer: Printer, block: str) -> LimitView:
-    """`block` is the name of the walked tile's size."""
-    return LimitView(plain_lines(found.steps, printer, block), tuple(printer.text(e.value) for e in found.ends))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HullPartView:
-    """The steps `begin` … `end` - 1 of a hull, over the own ends that `bound` binds, where tiles of keys are taken
-    onwards or backwards. The lines `cut` leave no run without the mask where the end cuts it.
-    """
-
-    bound: tuple[str, ...]
-    begin: DirectedView
-    end: str
-    cut: tuple[str, ...]
-
-
-def _hull_part_view(part: HullPart, printer: Printer) -> HullPartView:
-    return HullPartView(
-        bound=assigned_lines(part.bound, printer),
-        begin=directed_view(part.begin, printer),
-        end=printer.text(part.end),
-        cut=assigned_lines(part.cut, printer),
-    )
+def limited(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Ends of runs, brought to `stop`."""
+    return tuple(f"items.limited({name}, stop)" for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GluonBackwardView:
     """`work` are the pointers and counts that the kernel takes after its descriptors. The lines `walk` make a head's
-    tiles of queries `first … stop - 1`, of which a warpgroup's half of the keys takes its `part`; `masked` says whether
-    the one at `at` needs a mask, by the names of `runs`;
+    tiles of queries `first … stop - 1`, of which a warpgroup's half of the keys takes a part; `masked` says whether the
+    one at `at` needs a mask, by the names of `runs`, and the lines `cut` make all need it where the end cuts the half;
     `lists`: whose there are, where a kernel of its own writes them down; `backwards`: tiles of keys may be taken from
     the last to the first; `row_terms`: products take a row's log-sum-exp off its scores, and its delta off dP.
 
@@ -148,7 +117,7 @@ class GluonBackwardView:
     unspecialized: list[str]
     work: tuple[str, ...]
     walk: tuple[str, ...]
-    part: HullPartView
+    cut: tuple[str, ...]
     runs: tuple[str, ...]
     lists: ListView | None
     backwards: bool
@@ -220,6 +189,7 @@ def gluon_backward_view(
     if sequences:
         table |= {(*dims, SEQUENCES): row for dims, row in backward.of_sequences}
     ends = dict.fromkeys(name for run in backward.unmasked for name in (run.start, run.stop) if name != ZERO)
+    own_ends = tuple(name.removeprefix("own_") for name in ends)
     rows = ("terms_desc",) if backward.row_terms else ("lse_ptr", "delta_ptr")
     lists = ("walks_ptr", "met_ptr") if backward.lists else ()
     return GluonBackwardView(
@@ -230,8 +200,8 @@ def gluon_backward_view(
         ],
         work=(*rows, "dq_parts_ptr", "parts_ptr", "added_ptr", "queue_ptr", "n_work", "together", "span", *lists),
         walk=assigned_lines(backward.hull.steps, printer),
-        part=_hull_part_view(backward.part, printer),
-        runs=("first", "stop", *(name.removeprefix("own_") for name in ends)),
+        cut=tuple(f"own_{name} = items.unless_cut(own_{name}, k0, HALF, Sk)" for name in own_ends),
+        runs=("first", "stop", *own_ends),
         lists=list_view(backward.lists),
         backwards=any(skeleton.backwards for skeleton in table.values()),
         row_terms=backward.row_terms,
@@ -295,7 +265,7 @@ _KEYS = AxisView(name="keys", start="k0", stop="k1", index="k_idx", size="Sk", t
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkView:
     """The tiles of `walked` that one kernel walks: the lines `at` bind that of `step`, of which there are `n_steps`, by
-    the ends of runs, `ends`, which `function` returns for a tile of `held`, brought to their `limit`; `masked` says
+    the ends of runs, `ends`, which `function` returns for a tile of `held`; `masked` says
     whether it needs a mask.
     `lists`: whose there are, where data decides, and a kernel of its own, `lister`, writes the ends down for each tile
     that is held.
@@ -304,7 +274,6 @@ class WalkView:
     held: AxisView
     walked: AxisView
     ends: tuple[str, ...]
-    limit: LimitView
     at: tuple[str, ...]
     n_steps: str
     masked: str
@@ -313,6 +282,10 @@ class WalkView:
     @property
     def function(self) -> str:
         return f"_{self.walked.name}_met"
+
+    @property
+    def limited(self) -> tuple[str, ...]:
+        return limited(self.ends)
 
     @property
     def lister(self) -> str:
@@ -324,7 +297,6 @@ def _walk_view(found: ListedWalk, loops: Loops, printer: Printer, held: AxisView
         held=held,
         walked=walked,
         ends=loops.names,
-        limit=limit_view(found.limit, printer, walked.tile),
         at=assigned_lines(found.walk.at, printer),
         n_steps=printer.text(found.walk.n_steps),
         masked=_in_brackets(printer.text(outside(found.unmasked))),

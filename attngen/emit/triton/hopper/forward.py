@@ -19,8 +19,7 @@ from attngen.emit.triton.code.tile_loops import assigned_lines
 from attngen.emit.triton.hopper.backward import (
     PLACES,
     SEQUENCES,
-    LimitView,
-    limit_view,
+    limited,
     unspecialized,
 )
 from attngen.emit.triton.hopper.lists import ListView, list_view
@@ -97,8 +96,7 @@ class GluonView:
     """`call` and `config` are the fields of what travels together, `outputs` the pointers through which results are
     stored; `arguments` and `constants` are those of the kernel.
 
-    `key_runs` is the template of the function that returns `ends`, the ends of runs of tiles of keys, for some queries,
-    and brings them to their `limit`.
+    `key_runs` is the template of the function that returns `ends`, the ends of runs of tiles of keys, for some queries.
     The lines `at` bind the tile of `step`, of which there are `n_steps`; `masked` says whether this warpgroup's own
     queries need a mask there. `walked` are the ends that these two read. `terms` are what the weights of a tile read
     beside its scores. `lists`: whose lists there are, where data decides. `slack`: by how many powers of two the
@@ -121,7 +119,6 @@ class GluonView:
     order: str
     key_runs: str
     ends: tuple[str, ...]
-    limit: LimitView
     at: tuple[str, ...]
     n_steps: str
     walked: tuple[str, ...]
@@ -171,6 +168,10 @@ class GluonView:
         arguments = ", ".join(self.kept.arguments if self.kept else ())
         values = "sm90.arrived(rings.v, turn + {}, BK, config.BLOCK_DV)"
         return f"_clear_rows({values}, at * BK, {arguments}, BK, config.BLOCK_DV)"
+
+    @property
+    def limited(self) -> tuple[str, ...]:
+        return limited(self.ends)
 
     @property
     def listed_ends(self) -> tuple[str, ...]:
@@ -235,13 +236,12 @@ def gluon_view(
         order=f"{plan.longest_first}, {forward.batches_inside}",
         key_runs="triton/hopper/key_runs_listed.py.j2" if lists else "triton/hopper/key_runs.py.j2",
         ends=plan.key_loops.names,
-        limit=limit_view(forward.limit, printer, "BK"),
         at=at,
         n_steps=printer.text(forward.walk.n_steps),
         walked=_read(_either(plan.key_loops), [*at, masked]),
         terms=_terms(code, kept),
         masked=masked,
-        share=_share_view(forward.share, plan.key_loops, printer, call),
+        share=_share_view(forward.share, plan.key_loops, call),
         form=_form_view(plan.weights.form, weights, code),
         slack=plan.hopper.slack,
         saves_den=weights.saves_den,
@@ -279,27 +279,29 @@ def _terms(code: KernelCode, kept: KeptView | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*ours, *code.arguments, *cleared))) or ("Sk",)
 
 
-def _share_view(share: Share, loops: Loops, printer: Printer, call: str) -> ShareView:
+def _share_view(share: Share | None, loops: Loops, call: str) -> ShareView:
     """`call`: the name of what an item's call gives."""
-    first, stop = ("" if e is None else printer.text(e) for e in (share.first, share.stop))
     bound: list[str] = []
-    if loops.full or first or stop:
+    if loops.full or share is not None:
         own_ends = ", ".join(own(name) for name in loops.names)
         bound += [f"{own_ends} = _key_runs(q0, batch, head, kv_head, {call}, config, 64)"]
-    bound += [f"{name} = {value}" for name, value in (("own_first", first), ("own_stop", stop)) if value]
+    if share is not None:
+        ends = f"{share.stretch.start}, n_steps, {share.own.start}, {share.own.stop}, {share.backwards}"
+        bound.append(f"own_first, own_stop = items.own_steps({ends})")
+    begins, stops = (False, False) if share is None else (share.begins, share.ends)
 
     def released(steps: str) -> tuple[str, ...]:
         parts = "config.ORDER, PART, (PART + 1) % config.PARTS"
         return f"for step in range({steps}):", f"    sm90.pass_by(turn + step, rings.k, rings.v, {parts})"
 
-    if stop and not share.pipelined:
+    if share is not None and stops and not share.pipelined:
         bound.append("own_stop = n_steps if config.PIPELINED else own_stop")
     return ShareView(
-        first="own_first" if first else "0",
-        stop="own_stop" if stop else "n_steps",
+        first="own_first" if begins else "0",
+        stop="own_stop" if stops else "n_steps",
         bound=tuple(bound),
-        released_before=released("own_first") if first else (),
-        released_after=released("own_stop, n_steps") if stop else (),
+        released_before=released("own_first") if begins else (),
+        released_after=released("own_stop, n_steps") if stops else (),
     )
 
 
