@@ -16,7 +16,7 @@ from attngen.plan.split import Split, split
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuWalks:
     """`keys` and `queries`: how kernels number the tiles of the plan's loops. `index`: the functions that say which
-    item is which tile of which head. `split`: how short queries share the walk over keys."""
+    item is which tile of which head, and what it sums. `split`: how short queries share the walk over keys."""
 
     keys: TwoWalks
     queries: TwoWalks

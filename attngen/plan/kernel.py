@@ -34,7 +34,6 @@ from attngen.plan.score.distance import diagonals, distance_index
 from attngen.plan.score.ramp import Ramp
 from attngen.plan.score.weights import Form, M, Weights, split_factor, weights
 from attngen.plan.sides import Geometry
-from attngen.plan.summed import Summed, summed
 
 
 class Gather(StrEnum):
@@ -88,7 +87,6 @@ class KernelPlan:
     d_factor: Expr  # d natural / d qk = d_factor (per head) * d_pair
     d_pair: Expr
     gradients: tuple[LeafGradient, ...]
-    summed: Summed  # which batches and heads one program sums of a dense gradient
     longest_first: bool  # tiles of late queries meet more keys: start them first
     growing_keys: bool  # and the same for the tiles of keys, from the other end
     diagonals: tuple[Expr, ...]  # parts of the score that are one for all pairs along a diagonal of a tile
@@ -157,7 +155,6 @@ def make_plan(attention: Attention, limits: Limits) -> KernelPlan:
         d_factor=d_factor,
         d_pair=d_pair,
         gradients=tuple(_leaf_gradients(attention, form)),
-        summed=summed(),
         longest_first=any(reads(s.hi, "q1") for s in keys.any) and not any(reads(s.lo, "q0") for s in keys.any),
         growing_keys=any(reads(s.lo, "k0") for s in queries.any) and not any(reads(s.hi, "k1") for s in queries.any),
         diagonals=diagonals(form.unit),

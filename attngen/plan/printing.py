@@ -19,7 +19,7 @@ from attngen.plan.footprint import loads_of
 from attngen.plan.gpu_walks import GpuWalks
 from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Dims, HopperPlan, Skeleton
 from attngen.plan.ints.facts import Bounds, Facts
-from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
+from attngen.plan.kernel import KernelPlan, LeafGradient
 from attngen.plan.mask.data_tests import UNIT, DataTest
 from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Loops, Ordered, Rounded, Run, Step
@@ -33,7 +33,6 @@ from attngen.plan.score.approximate import APPROXIMATIONS
 from attngen.plan.score.weights import Form, Weights
 from attngen.plan.sides import START, STOP, TOTAL, Geometry
 from attngen.plan.split import Split
-from attngen.plan.summed import Summed
 from attngen.plan.tiles.portable import KERNELS, Row, table
 
 CHIP = "sm_90"
@@ -57,7 +56,7 @@ def plan_text(plan: KernelPlan) -> str:
         ("asked of a key alone: rows of K and V that break it reach nothing", _kept(plan)),
         *((("forward, short queries: number `piece` of `pieces` of that walk", _split(gpu.split)),) if gpu else ()),
         ("d natural / d qk = factor * pair", _named(("factor", plan.d_factor), ("pair", plan.d_pair))),
-        ("gradients", (line for g in plan.gradients for line in _gradient(g, plan.weights.form, plan.summed))),
+        ("gradients", (line for g in plan.gradients for line in _gradient(g, plan.weights.form))),
         *((("order", _order(plan, gpu)),) if gpu else ()),
         *((("needs", (need.text for need in plan.needs)),) if plan.needs else ()),
         ("ints", _ints(plan)),
@@ -220,11 +219,8 @@ def _test(test: DataTest, axis: str) -> str:
 # ---------------------------------------------------------------- gradients, order, tiles
 
 
-def _gradient(g: LeafGradient, form: Form, summed: Summed) -> Iterator[str]:
+def _gradient(g: LeafGradient, form: Form) -> Iterator[str]:
     yield f"{expression(g.leaf)}: summed by {g.gather.value}"
-    if g.gather is Gather.DENSE:
-        yield f"    programs along an axis: {expression(summed.programs)}; all: the call gave a size of 1, or no index"
-        yield f"    reads the axis. Each sums from {expression(summed.first)} to before {expression(summed.stop)}"
     extra = "d extra" if form is Form.DIRECT else "d log extra"
     for line in _named(("d natural", g.pair), ("d weight", g.weight), (extra, g.extra)):
         yield f"    {line}"

@@ -18,6 +18,7 @@ from typing import Any
 from attngen.plan.mask.lists import Lists
 from mutation.lists import LISTED, wrong_lists
 from mutation.parts import wrong_parts
+from mutation.summed import SUMMED, wrong_summed
 from mutation.turns import wrong_turns
 
 _SWAPPED: dict[type[ast.operator], type[ast.operator]] = {
@@ -26,14 +27,14 @@ _SWAPPED: dict[type[ast.operator], type[ast.operator]] = {
 _CALLS = {"minimum": "maximum", "maximum": "minimum"}
 
 
-def edited_texts(text: str, *, listed: bool = False) -> Iterator[tuple[str, str]]:
-    """Each text once; `listed`: of the functions of lists alone, else of the others. An int is one more or less, an
+def edited_texts(text: str, which: frozenset[str] | None = None) -> Iterator[tuple[str, str]]:
+    """Each text once, of these functions; None: of those that most plans call. An int is one more or less, an
     operation another one, one side is left out, sides or branches are exchanged, a name is the one before it among
     those of the function, a flag is the other.
     """
     tree = ast.parse(text)
     seen = {ast.unparse(tree)}
-    for function in (n for n in tree.body if isinstance(n, ast.FunctionDef) and (n.name in LISTED) == listed):
+    for function in (n for n in tree.body if isinstance(n, ast.FunctionDef) and _is_edited(n.name, which)):
         for statement in ast.walk(function):
             value = statement.value if isinstance(statement, ast.Assign | ast.Return) else None
             for at in _parts(value) if value is not None else ():
@@ -43,6 +44,10 @@ def edited_texts(text: str, *, listed: bool = False) -> Iterator[tuple[str, str]
                     if edited not in seen:
                         seen.add(edited)
                         yield f"{function.name}: {what} for {ast.unparse(at)}", edited
+
+
+def _is_edited(name: str, which: frozenset[str] | None) -> bool:
+    return name not in LISTED | SUMMED if which is None else name in which
 
 
 def _parts(value: ast.AST) -> Iterator[ast.AST]:
@@ -111,7 +116,7 @@ def wrong_functions(text: str, *, inside: bool = True, lists: Lists | None = Non
     f = run_as_python(text, program)
     try:
         found = _wrong_items(f, program, inside) or _wrong_readers(f) or _wrong_queue(f) or _wrong_sums(f)
-        found = found or wrong_parts(f, share=share)
+        found = found or wrong_parts(f, share=share) or wrong_summed(f)
         return found or (wrong_turns(f) if lists is None else wrong_lists(f, lists))
     except (TypeError, ZeroDivisionError) as error:  # as on a number that is not given
         return repr(error)

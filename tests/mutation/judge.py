@@ -26,7 +26,6 @@ from mutation.functions import wrong_functions
 from mutation.machine import wrong_numbers, wrong_stream
 from mutation.mutants import Mutant
 from mutation.ramps import wrong_ramp
-from mutation.summed import wrong_summed
 from mutation.taken_walks import wrong_hopper, wrong_portable
 from mutation.tpu_walks import wrong_tpu
 from mutation.walks import wrong_walk
@@ -105,13 +104,10 @@ def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str
         case "hopper":
             return wrong_hopper(attention, plan)
         case "functions":
-            assert plan.gpu_walks is not None and plan.hopper is not None
-            assert plan.hopper.forward is not None and plan.hopper.backward is not None
-            f, lists = plan.hopper.forward, plan.hopper.backward.lists
-            share = None if f.share is None else f.share.backwards
+            assert plan.gpu_walks is not None and plan.hopper is not None and plan.hopper.forward is not None
+            f, lists = plan.hopper.forward, plan.hopper.backward and plan.hopper.backward.lists
+            share = f.share and f.share.backwards
             return wrong_functions(plan.gpu_walks.index.text, inside=f.batches_inside, lists=lists, share=share)
-        case "summed":
-            return wrong_summed(plan)
         case "ramps":
             return wrong_ramp(attention, plan)
         case "derivatives" | "folding" | "diagonals":

@@ -34,14 +34,15 @@ from attngen.prove.verdict import Obligation
 from mutation.corpus import Spec
 from mutation.edits import edits, replaced
 from mutation.functions import edited_texts
+from mutation.lists import LISTED
 from mutation.ramps import edited_ramps
-from mutation.summed import edited_summed
+from mutation.summed import SUMMED
 from mutation.tpu_walks import run_edits, step_edits
 from mutation.walk_mutants import hopper_edits, portable_edits
 
 KINDS = (
     "normalizer", "ranges", "loops", "walks", "tpu", "tpu steps", "hopper", "functions",
-    "derivatives", "summed", "loads", "widths",
+    "derivatives", "loads", "widths",
     "hoisting", "folding", "ramps", "diagonals",
 )  # fmt: skip
 
@@ -102,7 +103,6 @@ def mutants(spec: Spec) -> Iterator[Mutant]:
     yield from of.hopper()
     yield from of.functions()
     yield from of.derivatives()
-    yield from of.summed()
     yield from of.loads()
     yield from of.widths()
     yield from of.hoisting()
@@ -180,13 +180,14 @@ class _Mutants:
             yield self._made("hopper", what, made, Obligation.TILE_RANGES)
 
     def functions(self) -> Iterator[Mutant]:
-        """One edit of the text of functions that find items, heads and tiles: they are the same for all specs. Lists
-        are of plans alone in which data decides."""
-        walks = self.plan.gpu_walks
-        if self.name in ("causal", "documents") and walks is not None:
-            for what, text in edited_texts(walks.index.text, listed=self.name == "documents"):
+        """One edit of the text of functions that find items, heads and tiles: they are the same for all specs. Some are
+        of plans alone in which data decides, or which have a gradient with an element for each pair."""
+        walks, which = self.plan.gpu_walks, {"causal": None, "documents": LISTED, "full_bias": SUMMED}
+        shown = Obligation.GRADIENTS if self.name == "full_bias" else Obligation.TILE_RANGES
+        if self.name in which and walks is not None:
+            for what, text in edited_texts(walks.index.text, which[self.name]):
                 found = replace(self.plan, gpu_walks=replace(walks, index=read(text)))
-                yield self._made("functions", what, found, Obligation.TILE_RANGES)
+                yield self._made("functions", what, found, shown)
 
     def ramps(self) -> Iterator[Mutant]:
         for what, made in edited_ramps(self.plan):
@@ -200,12 +201,6 @@ class _Mutants:
                 yield self._made("diagonals", text(e), made, Obligation.TILE_RANGES)
 
     # ------------------------------------------------------------ (c) derivatives
-
-    def summed(self) -> Iterator[Mutant]:
-        """One edit of what a program sums of a dense gradient: it is the same for all specs."""
-        if self.name == "full_bias":
-            for what, made in edited_summed(self.plan.summed):
-                yield self._made("summed", what, replace(self.plan, summed=made), Obligation.GRADIENTS)
 
     def derivatives(self) -> Iterator[Mutant]:
         def mutant(what: str, **changed: object) -> Mutant:
@@ -340,8 +335,6 @@ def _question(kind: str, attention: Attention, made: KernelPlan) -> tuple[Hashab
             return (made.gpu_walks.index.functions,)
         case "hopper":
             return made.hopper, made.queries
-        case "summed":
-            return (made.summed,)
         case "diagonals":
             return made.diagonals, attention.params, attention.assumes
         case "ramps":

@@ -223,10 +223,10 @@ class _Gradients:
 
     def _summed(self) -> list[Claim]:
         """Nothing of a spec bears on it but that it has such a gradient."""
-        if not any(g.gather is Gather.DENSE for g in self.plan.gradients):
+        if self.plan.gpu_walks is None or not any(g.gather is Gather.DENSE for g in self.plan.gradients):
             return []
         context = SolverContext(replace(self.plan.attention, params=(), assumes=()))
-        answer = summed_answer(context, self.plan.summed, self.work)
+        answer = summed_answer(context, self.plan.gpu_walks.index, self.work)
         sentence = (
             "each batch and head is summed once, by the program that writes the element which it reads, also where a "
             "call gives the param with a size of 1"

@@ -339,3 +339,29 @@ def half_of_steps(first, stop, own_first, own_stop, back, BACKWARDS: tl.constexp
 def unless_cut(end, start, rows, size):
     """An end of a run that needs no mask: where the end of the sequence cuts the rows held, no tile goes without it."""
     return tl.where(size < start + rows, 0, end)
+
+
+# ---------------------------------------------------------------- sums of a gradient with an element for each pair
+#
+# The grid has an axis for batches and one for heads. Along an axis there are as many programs as the gradient has
+# elements: one if all read the same element, since the param's index leaves the axis out, or the call passed the param
+# with a size of 1 although the axis is longer. Each program adds up the batches or heads that read its element, in
+# order, and no program adds to another's.
+
+
+@triton.jit
+def sum_programs(one, whole):
+    """How many programs there are along an axis with `whole` elements, unless all read one."""
+    return tl.where(one, 1, whole)
+
+
+@triton.jit
+def sum_start(program, group, ALL: tl.constexpr):
+    """The first that a program sums; `group` of them read an element. ALL: all do."""
+    return 0 if ALL else program * group
+
+
+@triton.jit
+def sum_stop(program, count, group, ALL: tl.constexpr):
+    """What follows the last that a program sums, of `count`."""
+    return count if ALL else (program + 1) * group

@@ -17,6 +17,7 @@ from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Apply, Expr, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import children, rebuild, substitute
 from attngen.plan import KernelPlan, plan
+from attngen.plan.index import read
 from attngen.plan.kernel import Gather, LeafGradient
 from attngen.plan.score.weights import Form
 from attngen.prove.budget.work import Work
@@ -126,9 +127,13 @@ def test_programs_that_miss_a_head_of_a_dense_gradient_are_refuted() -> None:
     found = {c.subject: c.verdict for c in gradients(attention, plan, Work())}
     assert isinstance(found["gather by dense"], Proved)
     assert "gather by dense" not in {c.subject for c in gradients(*planned(ODD), Work())}
-    missing = replace(plan, summed=replace(plan.summed, stop=plan.summed.first))
+    assert plan.gpu_walks is not None
+    text = plan.gpu_walks.index.text
+    assert "return count if ALL" in text
+    wrong = read(text.replace("return count if ALL", "return 0 if ALL"))
+    missing = replace(plan, gpu_walks=replace(plan.gpu_walks, index=wrong))
     verdict = refuted(gradients(attention, missing, Work()))["gather by dense"]
-    assert dict(verdict.values) == {"all": True, "whole": 1, "group": 1, "count": 1, "program": 0}
+    assert dict(verdict.values) == {"one": 1, "whole": 1, "group": 1, "count": 1, "program": 0}
 
 
 def test_kinks_are_named_with_their_side() -> None:

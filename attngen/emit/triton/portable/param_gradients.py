@@ -18,13 +18,13 @@ from attngen.emit.triton.code.kernel_code import KernelCode
 from attngen.emit.triton.code.launches import Launch, Way, tests_apart
 from attngen.emit.triton.code.test_views import TestView
 from attngen.ir import printing
-from attngen.ir.build import FALSE, TRUE, index, integer
+from attngen.ir.function import inlined
 from attngen.ir.nodes import Expr, Load, Symbol
-from attngen.ir.walk import reads, substitute
+from attngen.ir.walk import reads
+from attngen.plan.index import items
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
 from attngen.plan.needs import LENGTHS
 from attngen.plan.score.distance import distance_index
-from attngen.plan.summed import ALL, COUNT, GROUP, PROGRAM, WHOLE, Summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def pair_view(
         cells, constants = names, ("MEASURE",)
     elif gradient.gather is Gather.DENSE:
         outputs = ("cells_ptr", "cell_strides")
-        axes = tuple(_axis(plan.summed, leaf, param, printer, *axis) for axis in _AXES)
+        axes = tuple(_axis(leaf, param, *axis) for axis in _AXES)
         batches, heads = (axis.members for axis in axes)
         first = gradient is next(g for g in plan.gradients if g.param == gradient.param)
         host = _dense_lines(name, total, first=first)
@@ -256,23 +256,18 @@ class _Axis:
     flag: tuple[tuple[str, str], ...] = ()
 
 
-def _axis(
-    summed: Summed, leaf: Load, param: str, printer: Printer, number: int, count: str, flag: str, ids: tuple[str, ...]
-) -> _Axis:
+def _axis(leaf: Load, param: str, number: int, count: str, flag: str, ids: tuple[str, ...]) -> _Axis:
     read = next(((i, at) for at, e in enumerate(leaf.indices) if (i := _id(e)) in ids), None)
-    group = index("group") if read is not None and read[0] == "hkv" else integer(1)
-    own = replace(printer, names={**printer.names, PROGRAM: f"tl.program_id({number})", COUNT: count, GROUP: "group"})
-    of_all, of_one = (
-        [own.text(substitute(e, {ALL: given, GROUP: group})) for e in (summed.first, summed.stop)]
-        for given in (TRUE, FALSE)
-    )
+    program, group = f"tl.program_id({number})", "group" if read is not None and read[0] == "hkv" else "1"
+    given = "True" if read is None else flag
+    start = f"items.sum_start({program}, {group}, {given})"
+    stop = f"items.sum_stop({program}, {count}, {group}, {given})"
     if read is None:
-        return _Axis(python(substitute(summed.programs, {ALL: TRUE}), {}), ", ".join(of_all))
-    ends = (f"{a} if {flag} else {b}" for a, b in zip(of_all, of_one, strict=True))
+        return _Axis("1", f"{start}, {stop}")
     whole = LENGTHS[read[0]]
     test = f"{param}.shape[{read[1]}] == 1 < {whole}"
-    programs = python(summed.programs, {ALL.id: test, WHOLE.id: whole})
-    return _Axis(programs, ", ".join(ends), ((flag, test),))
+    (programs,) = inlined(items().of("sum_programs"))
+    return _Axis(python(programs, {"one": test, "whole": whole}), f"{start}, {stop}", ((flag, test),))
 
 
 def _way(
