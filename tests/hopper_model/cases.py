@@ -33,7 +33,7 @@ FAR = {
 }
 """Masks that meet nothing, for a large offset: what a tile would walk lies far behind the last query, or key."""
 UNCLAMPED = [
-    *((f"tl.minimum({end}, stop)", end) for end in ("any_lo", "any_hi", "full_lo", "full_hi")),
+    *((f"items.limited({end}, stop)", end) for end in ("any_lo", "any_hi", "full_lo", "full_hi")),
     *((f"tl.cdiv({size})),", "2**31 - 1),") for size in ("Sk, BK", "Sq, BQ")),
 ]
 """The loops' ends without their clamps, in the kernels of sm_90's own and in what computes them."""

@@ -466,8 +466,8 @@ FAULTS = {
     "parts of dQ wait for a turn that is never passed": (
         128,
         (
-            "sm90.note_parts(cells + items.tile_of_step(step, first, stop, back, config.BACKWARDS), order + 1)",
-            "sm90.note_parts(cells + items.tile_of_step(step, first, stop, back, config.BACKWARDS), order)",
+            "items.passed_turn(order)",
+            "order",
         ),
     ),
 }

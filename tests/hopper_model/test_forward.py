@@ -229,14 +229,14 @@ def test_a_count_that_nobody_reaches_is_a_fault() -> None:
 
 
 PART = "part = 0 if ROWS == BQ else 1 + q0 % BQ // ROWS"
-OWN = "own_any_hi - any_lo"
+OWN = "n_steps, own_any_lo, own_any_hi"
 LIST_FAULTS: dict[str, Change] = {
-    "the lists of another batch": ("row = batch * n_tiles + tile\n    part = 0", "row = tile\n    part = 0"),
+    "the lists of another batch": ("lists_ptr + items.entry_of(place", "lists_ptr + items.entry_of(0"),
     "the list of the other half": (PART, PART.replace("1 + ", "2 - ")),
     "the list of a half for a whole tile": (PART, PART.replace("0 if", "1 if")),
-    "a mask is left out": ("tl.store(ends + 0, tl.minimum(full_lo, stop))", "tl.store(ends + 0, 0)"),
-    "a tile too few": ("tl.minimum(any_hi, stop))", "tl.minimum(any_hi, stop) - 1)"),
-    "a tile too few of a warpgroup's own": (OWN, f"{OWN} - 1"),
+    "a mask is left out": ("tl.store(ends + 0, items.limited(full_lo, stop))", "tl.store(ends + 0, 0)"),
+    "a tile too few": ("items.limited(any_hi, stop))", "items.limited(any_hi, stop) - 1)"),
+    "a tile too few of a warpgroup's own": (OWN, OWN.replace("own_any_hi", "own_any_hi - 1")),
 }
 
 

@@ -66,9 +66,11 @@ def test_a_wait_for_a_program_that_has_not_begun_is_a_deadlock(what: str) -> Non
 
 
 AWAITED, PASSED = (
-    "sm90.await_parts(cells + at, order)",
-    "sm90.note_parts(cells + items.tile_of_step(step, first, stop, back, config.BACKWARDS), order + 1)",
+    "items.awaited_turn(order)",
+    "sm90.note_parts(cells + items.tile_of_step(step, first, stop, back, config.BACKWARDS),\n"
+    "                    items.passed_turn(order))",
 )
+AWAIT = f"sm90.await_parts(cells + at, {AWAITED})"
 READY = "await_step(adding.ready, turn)"
 ADDED, THERE = (
     "sm90.tell_step(adding.added, turn)",
@@ -76,14 +78,17 @@ ADDED, THERE = (
 )
 TOLD = "sm90.await_step(adding.added, turn)"
 FAULTS: dict[str, tuple[str, Sequence[Change]]] = {
-    "waits for the turn before": ("deadlock|a race", [(AWAITED, "sm90.await_parts(cells + at, order - 1)")]),
-    "waits for its own part": ("deadlock", [(AWAITED, "sm90.await_parts(cells + at, order + 1)")]),
-    "waits for another head's turn": ("deadlock|a race", [(AWAITED, "sm90.await_parts(work.added_ptr + at, order)")]),
+    "waits for the turn before": ("deadlock|a race", [(AWAITED, "order - 1")]),
+    "waits for its own part": ("deadlock", [(AWAITED, "order + 1")]),
+    "waits for another head's turn": (
+        "deadlock|a race",
+        [(AWAIT, f"sm90.await_parts(work.added_ptr + at, {AWAITED})")],
+    ),
     "waits for another tile's turn": (
         "deadlock|a race",
-        [(AWAITED, "sm90.await_parts(cells + gl.where(at + 1 < stop_before, at + 1, at), order)")],
+        [(AWAIT, AWAIT.replace("+ at", "+ gl.where(at + 1 < stop_before, at + 1, at)"))],
     ),
-    "does not wait": ("a race", [(AWAITED, "pass")]),
+    "does not wait": ("a race", [(AWAIT, "pass")]),
     "adds before its turn has come": ("a race", [(READY, "pass")]),
     "passes the turn before it adds": ("a race", [(ADDED, "pass"), (THERE, f"{THERE}\n{4 * ' '}{ADDED}")]),
     "passes the turn without being told": ("a race", [(TOLD, "pass")]),
