@@ -369,7 +369,7 @@ def _shape(ranges: TileRanges, found: Loops) -> Hashable:
             steps.append((step.name, step.up, numbers.setdefault(step.bound, len(numbers))))
         else:
             steps.append(step)
-    return len(ranges.any), len(ranges.all), tuple(steps), found.full, found.partial
+    return len(ranges.any), len(ranges.all), tuple(steps), found.full, found.partial, found.names, found.results
 
 
 # ---------------------------------------------------------------- edits of a kind
@@ -480,6 +480,9 @@ def _loops(found: Loops) -> Iterator[tuple[str, Loops]]:
             case Ordered(a, b):
                 yield f"order of {a.start} and {b.start} dropped", replace(found, steps=(*before, *after))
                 yield f"order of {a.start} and {b.start} turned", replace(found, steps=(*before, Ordered(b, a), *after))
+    for at, name in enumerate(found.names):
+        for what, e in (*edits(index(name)), *((f"{n} for it", index(n)) for n in found.names if n != name)):
+            yield f"returned {name}: {what}", replace(found, results=(*found.results[:at], e, *found.results[at + 1 :]))
     for field, other in (("full", "partial"), ("partial", "full")):
         runs: tuple[Run, ...] = getattr(found, field)
         for at, run in enumerate(runs):

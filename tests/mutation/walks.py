@@ -141,6 +141,7 @@ def _runs(
                 for x, y in ((a.start, b.start), (a.stop, b.stop)):
                     here, there = names[x], names[y]
                     names[x], names[y] = np.where(turned, there, here), np.where(turned, here, there)
+    names |= {name: np.array(_ints(e, names, {}, tiles)) for name, e in loops.returned.items()}
     found: list[list[tuple[int, int, bool]]] = [[] for _ in range(tiles)]
     for run, masked in [*((r, False) for r in loops.full), *((r, True) for r in loops.partial)]:
         for own, start, stop in zip(found, names[run.start].tolist(), names[run.stop].tolist(), strict=True):

@@ -10,13 +10,10 @@ from attngen.emit.text.params import ParamView
 
 @dataclass(frozen=True, slots=True)
 class TilesView:
-    """The function that gives the tiles of one loop: its arguments and lines, its runs, and what it returns."""
+    """The function that gives the tiles of one loop, its arguments, and the loop over what it returns."""
 
     arguments: tuple[str, ...]
-    lines: tuple[str, ...]
-    full: str  # the tiles of the full runs; empty where there are none
-    partial: str
-    visited: str
+    function: tuple[str, ...]
     loop: str  # what the loop binds
     reads_tensors: bool = False  # whether ends of runs are values of tensors
 

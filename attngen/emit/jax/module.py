@@ -19,6 +19,7 @@ from attngen.emit.jax.views import PassView, TestView, TilesView
 from attngen.emit.jax_shared import public_function
 from attngen.emit.jax_shared.expressions import Leaf, Printer, division_helpers
 from attngen.emit.jax_shared.operands import Leaves, operand_views, size_names
+from attngen.emit.jax_shared.tile_loops import range_function
 from attngen.emit.options import Options
 from attngen.emit.said import words
 from attngen.emit.text.header import Header, header
@@ -94,7 +95,7 @@ class _Emitter:
             "drop_lines": self.drop_lines(),
             "operands": self.operands,
             "own_sizes": tuple(self.sizes[s] for s in self.attention.sizes),
-            "size_lines": tuple(f"{s} = size.{s}" for s in self.sizes.values()),
+            "size_lines": self.size_lines(),
             "operand_lines": (
                 *(f'{v.name} = {v.group}["{v.name}"]' for v in self.operands),
                 'scale = data["scale"]',
@@ -222,6 +223,9 @@ class _Emitter:
                 name = self.by_expr[e].name
                 return f"({name} != 0)" if e.type is Type.BOOL else name
 
+    def size_lines(self) -> tuple[str, ...]:
+        return tuple(f"{s} = size.{s}" for s in self.sizes.values())
+
     def tiles(self, found: Loops) -> TilesView:
         printer = Printer(self.plan.choices, self.bound_leaf)
         block = "TILE_K" if found.axis == "k" else "TILE_Q"
@@ -230,12 +234,12 @@ class _Emitter:
         read = free_names(lines)
         answers = [f"{t.name}_{end}" for t in found.tests for end in _ENDS]
         others = ("at_b", "at_h", "scale", *(v.name for v in self.operands))
+        arguments = tuple(n for n in (*answers, *others) if n in read)
+        body = (*self.size_lines(), *lines)
         return TilesView(
             found.axis,
-            tuple(n for n in (*answers, *others) if n in read),
-            lines,
-            tuple(f"({r.start}, {r.stop})" for r in found.full),
-            tuple(f"({r.start}, {r.stop})" for r in found.partial),
+            arguments,
+            range_function(found, (found.full, found.partial), (*arguments, "size"), body, printer),
             tuple(self.test(t, found.axis) for t in found.tests),
             tuple(f"{side}_{t.name}s = _{side}_{t.name}(size, floats, data)" for t in found.tests),
             tuple(f"{', '.join(f'{t.name}_{end}' for end in _ENDS)} = {side}_{t.name}s[number]" for t in found.tests),

@@ -21,16 +21,14 @@ class TestView:
 
 @dataclass(frozen=True, slots=True)
 class TilesView:
-    """The loops over one axis: lines that compute runs of tiles, the runs as texts, and what the lines read.
+    """The loops over one axis: the function that computes runs of tiles, and what it reads.
 
     `test_lines` answer the data tests for every tile at once, `answer_lines` for the tile that is held.
     """
 
     axis: str
     arguments: tuple[str, ...]
-    lines: tuple[str, ...]
-    full: tuple[str, ...]
-    partial: tuple[str, ...]
+    function: tuple[str, ...]
     tests: tuple[TestView, ...]
     test_lines: tuple[str, ...]
     answer_lines: tuple[str, ...]

@@ -14,6 +14,7 @@ from typing import Any, assert_never
 from attngen.emit.jax_shared import public_function
 from attngen.emit.jax_shared.expressions import Leaf, Printer, division_helpers
 from attngen.emit.jax_shared.operands import Leaves, OperandView, cell, operand_views, size_names
+from attngen.emit.jax_shared.tile_loops import range_function
 from attngen.emit.options import Options
 from attngen.emit.pallas.kernel_code import KernelWriter, Number, PallasCode
 from attngen.emit.pallas.names import reserved
@@ -130,7 +131,7 @@ class _Emitter:
             "dropout": self.attention.dropout is not None,
             "operands": self.operands,
             "own_sizes": tuple(self.sizes[s] for s in self.attention.sizes),
-            "size_lines": tuple(f"{s} = size.{s}" for s in self.sizes.values()),
+            "size_lines": self.size_lines(),
             "operand_lines": (
                 *(f'{v.name} = {v.group}["{v.name}"]' for v in self.operands),
                 'scale = data["scale"]',
@@ -304,6 +305,9 @@ class _Emitter:
 
     # ------------------------------------------------------------ tile ranges
 
+    def size_lines(self) -> tuple[str, ...]:
+        return tuple(f"{s} = size.{s}" for s in self.sizes.values())
+
     def ranges(self, found: Loops, runs: Runs) -> RangesView:
         numbers: dict[str, Number] = {}
         plain: dict[str, tuple[str, str]] = {}
@@ -333,12 +337,12 @@ class _Emitter:
         lines = _steps(found.steps, printer)
         views = tuple(self.test(t, found.axis) for t in found.tests)
         answers = tuple(f"{t.name}_{end}" for t in found.tests for end in _ENDS)
+        parameters = (*answers, *plain)
+        body = (*self.size_lines(), *lines)
         return RangesView(
             found.axis,
-            lines,
-            tuple(f"({r.start}, {r.stop})" for r in runs.unmasked),
-            tuple(f"({r.start}, {r.stop})" for r in runs.masked),
-            (*answers, *plain),
+            range_function(found, (runs.unmasked, runs.masked), (*parameters, "size", "block"), body, printer),
+            parameters,
             (*(t.answer for t in views), *(kernel for kernel, _ in plain.values())),
             tuple(host for _, host in plain.values()),
             tuple(numbers.values()),

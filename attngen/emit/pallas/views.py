@@ -34,16 +34,14 @@ class TestView:
 
 @dataclass(frozen=True, slots=True)
 class RangesView:
-    """The loops over one axis: lines that compute runs of tiles, the runs as texts, and what the lines read.
+    """The loops over one axis: the function that computes runs of tiles, and what it reads.
 
-    `parameters` are the names that the function of the bounds takes after the ends of the tile; `in_kernel` and
+    `parameters` are the names that it takes after the ends of the tile; `in_kernel` and
     `on_host` what is passed for them.
     """
 
     axis: str
-    lines: tuple[str, ...]
-    full: tuple[str, ...]
-    partial: tuple[str, ...]
+    function: tuple[str, ...]
     parameters: tuple[str, ...]
     in_kernel: tuple[str, ...]
     on_host: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The lines that compute the ends of runs of tiles: the plan's steps, in the words of a target."""
+"""The functions that compute the ends of runs of tiles: the plan's steps, in the words of a target."""
 
 from __future__ import annotations
 
@@ -37,3 +37,10 @@ def step_lines(
                 assert_never(step)
 
     return tuple(line(step) for step in steps)
+
+
+def function_lines(
+    head: tuple[str, ...], docstring: tuple[str, ...], body: Iterable[str], results: str
+) -> tuple[str, ...]:
+    """A whole function. `head`: its decorators and its signature."""
+    return (*head, *(f"    {line}" if line else "" for line in (*docstring, *body, f"return {results}")))

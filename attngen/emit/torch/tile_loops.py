@@ -6,9 +6,11 @@ holds for all: the hull of `any`, what all have of `full`, since all heads are w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attngen.emit.arrays.tile_code import free_names
 from attngen.emit.arrays.views import TilesView
-from attngen.emit.text.loop_steps import step_lines
+from attngen.emit.text.loop_steps import function_lines, step_lines
 from attngen.emit.torch.leaves import Leaves
 from attngen.emit.torch_shared import expressions as host_expressions
 from attngen.ir.nodes import Apply, Expr, Load, Op, Scalar, Type
@@ -23,27 +25,34 @@ def tiles_view(found: Loops, leaves: Leaves, *, masked: bool) -> TilesView:
         text=lambda e: host_expressions.python(e, _Same()),
         ordered=_ordered,
     )
-    full, partial = _tiles(found.full), _tiles(found.partial)
-    if masked:
-        visited = " + ".join(
-            f"[(tile, {mask}) for tile in {name}]"
-            for name, runs, mask in (("full", full, False), ("partial", partial, True))
-            if runs
-        )
-    else:
-        visited = " + ".join(name for name, runs in (("full", full), ("partial", partial)) if runs)
-    ends = [name for run in (*found.full, *found.partial) for name in (run.start, run.stop) if name.isidentifier()]
-    read = free_names([*lines, *ends])
+    returned = {ZERO: ZERO, **{name: host_expressions.python(e, _Same()) for name, e in found.returned.items()}}
+    lists = {name: runs for name, runs in (("full", found.full), ("partial", found.partial)) if runs}
+    tiles = [f"{name} = [{_tiles(runs, returned)}]" for name, runs in lists.items()]
+    visited = [f"[(tile, {name == 'partial'}) for tile in {name}]" if masked else name for name in lists]
+    read = free_names([*lines, *returned.values()])
     answers = (f"{t.name}_{which}" for t in found.tests for which in ("any_lo", "any_hi", "all_lo", "all_hi"))
     sizes = ("B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv", "scale", "batch", "head", "kv_head")
     arguments = tuple(n for n in ("q0", "q1", *answers, *sizes, *leaves.names()) if n in read)
+    which = ", each with whether it needs the mask" if masked else ""
+    function = function_lines(
+        (f"def _{found.name}({', '.join(arguments)}):",),
+        (
+            f'"""The tiles of keys that the queries q0 … q1 meet{which}.',
+            "",
+            "`any` is where some pair is allowed, `full` where every pair is.",
+            '"""',
+        ),
+        (*lines, *tiles),
+        " + ".join(visited) or "[]",
+    )
     loop = "tile, masked" if masked else "tile"
     reads_tensors = bool(found.tests) or any(isinstance(s, Rounded) and _is_tensor(s.bound) for s in found.steps)
-    return TilesView(arguments, lines, full, partial, visited or "[]", loop, reads_tensors)
+    return TilesView(arguments, function, loop, reads_tensors)
 
 
-def _tiles(runs: tuple[Run, ...]) -> str:
-    return ", ".join(f"*range({r.stop if r.start == ZERO else f'{r.start}, {r.stop}'})" for r in runs)
+def _tiles(runs: tuple[Run, ...], returned: Mapping[str, str]) -> str:
+    ends = (returned[r.stop] if r.start == ZERO else f"{returned[r.start]}, {returned[r.stop]}" for r in runs)
+    return ", ".join(f"*range({e})" for e in ends)
 
 
 def _rounded(step: Rounded, leaves: Leaves) -> str:

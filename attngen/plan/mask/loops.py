@@ -3,11 +3,12 @@
 Takes `TileRanges` (positions), returns `Loops` (tiles): a short straight-line program over int names, and the runs that
 it computes. `any` is rounded outwards to whole tiles and `all` inwards; runs are brought into order and made disjoint,
 so that no tile is walked twice; `full` runs go without the mask, `partial` ones, which are `any` less `all`, with it.
-A target prints the program; the prover executes it. The size of a walked tile is the symbol `tile`.
+A target prints the program, as a function; the prover executes it. The size of a walked tile is the symbol `tile`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -58,23 +59,30 @@ Step = Rounded | Assigned | Ordered
 
 @dataclass(frozen=True, slots=True)
 class Loops:
-    """What one kernel walks. `steps` compute the runs from the held tile's ends; `full` runs need no mask."""
+    """What one kernel walks, as a function of the held tile's ends: its `steps` compute ends of runs, and it returns
+    `results`, which whoever calls it calls `names`. `full` runs need no mask.
+    """
 
     axis: str  # "k" or "q": what is walked
     steps: tuple[Step, ...]
     full: tuple[Run, ...]
     partial: tuple[Run, ...]
     tests: tuple[DataTest, ...]
+    names: tuple[str, ...]
+    results: tuple[Expr, ...]
 
     @property
     def runs(self) -> tuple[Run, ...]:
         return (*self.full, *self.partial)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The names that the steps bind and the runs read."""
-        found = [name for run in self.runs for name in (run.start, run.stop)]
-        return tuple(dict.fromkeys(n for n in found if n != ZERO))
+    def name(self) -> str:
+        return "key_tiles" if self.axis == "k" else "query_tiles"
+
+    @property
+    def returned(self) -> Mapping[str, Expr]:
+        """What it returns, by the names that it has outside."""
+        return dict(zip(self.names, self.results, strict=True))
 
     @property
     def in_ints(self) -> bool:
@@ -111,7 +119,10 @@ def loops(found: TileRanges) -> Loops:
                 steps.append(Assigned(run.start, start))
                 steps.append(Assigned(run.stop, maximum(stop, _tile(run.start))))
                 partial.append(run)
-    return Loops(found.axis, tuple(steps), tuple(every), tuple(partial), found.tests)
+    ends = (n for run in (*every, *partial) for n in (run.start, run.stop) if n != ZERO)
+    names = tuple(dict.fromkeys(ends))
+    results = tuple(map(index, names))
+    return Loops(found.axis, tuple(steps), tuple(every), tuple(partial), found.tests, names, results)
 
 
 def _tile(name: str) -> Expr:

@@ -42,7 +42,7 @@ def loops_answer(
     size = context.free("size")
     executed = Executed(context, size, planned=tile_of is not None)
     first, width, end = executed.first, executed.width, executed.end
-    premises = [*(tile_of or []), first >= 0, size >= 1, first < size, *executed.run(loops.steps)]
+    premises = [*(tile_of or []), first >= 0, size >= 1, first < size, *executed.call(loops)]
     names, walked = executed.names, executed.walked
 
     def meets(s: Segment) -> Term:
@@ -76,7 +76,7 @@ def extent_answer(context: SolverContext, ranges: TileRanges, loops: Loops, work
     """Whether no walked tile begins behind the sequence, given that no stretch ends behind it (`inside_answer`)."""
     size = context.free("size")
     executed = Executed(context, size, planned=False)
-    premises = [executed.first >= size, size >= 0, *executed.run(loops.steps)]
+    premises = [executed.first >= size, size >= 0, *executed.call(loops)]
     premises += [executed.end(s.hi) <= size for s in (*ranges.any, *ranges.all)]
     visited = context.any_of(executed.walked((*loops.full, *loops.partial)))
     return context.ask_linear(premises, context.implies(visited, context.any_of([])), work)
@@ -139,6 +139,12 @@ class Executed:
         premises += [n_tiles >= 0, (self.tile < n_tiles) == (self.first < self.size)]
         number = context.choose(number < 0, context.number(0), number)
         return context.choose(number < n_tiles, number, n_tiles)
+
+    def call(self, loops: Loops) -> list[Term]:
+        """Executes the function, and binds what it returns; returns premises."""
+        premises = self.run(loops.steps)
+        self.names |= {name: self.context.term(e, self.names) for name, e in loops.returned.items()}
+        return premises
 
     def walked(self, runs: tuple[Run, ...]) -> list[Term]:
         names, tile = self.names, self.tile

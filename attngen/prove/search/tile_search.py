@@ -283,7 +283,8 @@ class TileSearch:
                     swap = names[b.start] < names[a.start]
                     for x, y in ((a.start, b.start), (a.stop, b.stop)):
                         names[x], names[y] = np.where(swap, names[y], names[x]), np.where(swap, names[x], names[y])
-        return names
+        returned = {name: evaluate(e, names, {}) for name, e in self.loops.returned.items()}
+        return names | {name: np.broadcast_to(e, (n,)).astype(np.int64) for name, e in returned.items()}
 
     def _walk(self, setting: Setting, grid: Bools, held: Held, size: int, tile: int) -> Example | None:
         n = len(held.first)

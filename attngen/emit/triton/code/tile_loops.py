@@ -27,10 +27,14 @@ class WalkView:
 
 @dataclass(frozen=True, slots=True)
 class RangeView:
-    """`lines` compute the ends of the runs, `results`, from the tile's ends; the `unmasked` tiles are walked first."""
+    """The function `name` of the tile's ends, its `lines`, and what it returns, `returned`: the ends of the runs, which
+    are `results` outside. The `unmasked` tiles are walked first.
+    """
 
     axis: str
+    name: str
     lines: tuple[str, ...]
+    returned: tuple[str, ...]
     results: tuple[str, ...]
     unmasked: WalkView
     masked: WalkView
@@ -41,7 +45,8 @@ def range_view(found: Loops, walks: TwoWalks, printer: Printer, block: str) -> R
     """`block` is the name of the walked tile's size."""
     lines = plain_lines(found.steps, printer, block, f"S{found.axis}")
     unmasked, masked = (_walk_view(w, printer) for w in (walks.unmasked, walks.masked))
-    return RangeView(found.axis, lines, found.names, unmasked, masked, found.tests)
+    returned = tuple(map(printer.text, found.results))
+    return RangeView(found.axis, found.name, lines, returned, found.names, unmasked, masked, found.tests)
 
 
 def in_brackets(runs: tuple[Run, ...], printer: Printer) -> Printer:

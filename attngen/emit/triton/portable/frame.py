@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attngen.emit.text.loop_steps import function_lines
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import ParamView, views
 from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.kernel_code import free_names
 from attngen.emit.triton.code.names import reserved
 from attngen.emit.triton.code.tile_loops import RangeView, range_view
-from attngen.emit.triton.portable.views import KernelView, PlaceView, RangeFunctionView
+from attngen.emit.triton.portable.views import KernelView, PlaceView
 from attngen.ir.nodes import Expr
 from attngen.ir.walk import reads, symbols
 from attngen.plan.kernel import Gather, KernelPlan
@@ -52,27 +53,23 @@ class Frame:
         assert self.plan.gpu_walks is not None
         return range_view(self.plan.query_loops, self.plan.gpu_walks.queries, self.printer(), "BQ")
 
-    def range_functions(self) -> tuple[RangeFunctionView, ...]:
+    def range_functions(self) -> tuple[tuple[str, ...], ...]:
         """Those of loops that have ends."""
-        keys = ("key_tiles", self.key_ranges(), "BK", "queries q0 … q1")
-        queries = ("query_tiles", self.query_ranges(), "BQ", "keys k0 … k1")
+        keys, queries = (self.key_ranges(), "BK", "queries q0 … q1"), (self.query_ranges(), "BQ", "keys k0 … k1")
+        return tuple(self._range_function(*found) for found in (keys, queries) if found[0].results)
+
+    def _range_function(self, view: RangeView, block: str, held: str) -> tuple[str, ...]:
+        arguments = self.range_names(view)
         # Bounds are computed in 64 bits: a window may be 2**31 - 1, for "no limit".
         ints = {p.name for p in self.params if not p.by_pointer and p.type == "int"}
-        found: list[RangeFunctionView] = []
-        for name, view, block, held in (keys, queries):
-            arguments = self.range_names(view)
-            wide = tuple(a for a in arguments if a in {"q0", "q1", "k0", "k1", *ints})
-            function = RangeFunctionView(
-                name=name,
-                held=held,
-                arguments=arguments,
-                block=block,
-                wide=wide,
-                lines=view.lines,
-                results=view.results,
-            )
-            found += [function] if view.results else []
-        return tuple(found)
+        wide = (f"{a} = tl.cast({a}, tl.int64)" for a in arguments if a in {"q0", "q1", "k0", "k1", *ints})
+        meaning = "`any` may hold an allowed pair; `full` hold no other, and no row beyond the end."
+        return function_lines(
+            ("@triton.jit", f"def _{view.name}({', '.join((*arguments, block))}: tl.constexpr):"),
+            (f'"""Runs of tiles for the {held}: {meaning}"""',),
+            (*wide, *view.lines),
+            ", ".join(view.returned),
+        )
 
     def range_names(self, view: RangeView) -> tuple[str, ...]:
         """The names that the bounds read, in a stable order."""

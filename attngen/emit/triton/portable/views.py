@@ -277,23 +277,10 @@ class BackwardView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RangeFunctionView:
-    """The function that finds the ends of runs of tiles; `wide` are those of its arguments that it takes to 64 bits."""
-
-    name: str
-    held: str
-    arguments: tuple[str, ...]
-    block: str
-    wide: tuple[str, ...]
-    lines: tuple[str, ...]
-    results: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RangesView:
     """What `tile_ranges.py.j2` reads; `arguments` are those of every kernel."""
 
-    functions: tuple[RangeFunctionView, ...]
+    functions: tuple[tuple[str, ...], ...]
     tests: tuple[TestView, ...]
     arguments: tuple[str, ...]
 
