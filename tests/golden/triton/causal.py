@@ -296,10 +296,9 @@ def _key_runs(q0, call, config: gl.constexpr, ROWS: gl.constexpr):
     _scale, _Hq, _Hkv, Sq, Sk = call
     BK: gl.constexpr = config.BK
     q1 = tl.minimum(q0 + ROWS, Sq) - 1
-    last = tl.cast((Sk - 1) // BK, tl.int32)
-    stop = tl.where(q0 < Sq, last + 1, 0)
+    stop = items.end_of_tiles(Sk, BK, q0, Sq, True)
     full_hi, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
-    return tl.minimum(full_hi, stop), tl.minimum(any_hi, stop)
+    return items.limited(full_hi, stop), items.limited(any_hi, stop)
 
 
 @gluon.jit
@@ -473,7 +472,7 @@ def _attend_tiles(results, rings, work, call, config: gl.constexpr, PART: gl.con
         n_steps = tl.maximum(any_hi, 1)
         q0 += PART * 64
         own_full_hi, own_any_hi = _key_runs(q0, call, config, 64)
-        own_first = tl.maximum(tl.minimum(n_steps - own_any_hi, n_steps - 1), 0)
+        own_first, _own_stop = items.own_steps(0, n_steps, 0, own_any_hi, True)
         queries = q0 + gl.arange(0, 64, layout=rows_layout)
         q_idx = queries[:, None]
         logit_scale = scale * 1.4426950408889634
@@ -885,13 +884,13 @@ def _await_parts(item, rings, adding, work, call, config: gl.constexpr):
             first, stop, _full_lo, _full_hi = _query_runs(items.tile_before(tile, n_tiles, back, config.BACKWARDS),
                 call, config, 0)
             first_before = first  # tiles of keys that meet a tile of queries follow each other in the order
-            stop_before = tl.where(order > 0, stop, first_before)
+            stop_before = items.end_before(order, first, stop)
             first, stop, _full_lo, _full_hi = _query_runs(tile, call, config, 0)
             for step in range(stop - first):
                 at = items.tile_of_step(step, first, stop, back, config.BACKWARDS)
                 sm90.await_room(adding.noted, turn)
-                if (at >= first_before) & (at < stop_before):
-                    sm90.await_parts(cells + at, order)
+                if items.meets(at, first_before, stop_before):
+                    sm90.await_parts(cells + at, items.awaited_turn(order))
                 sm90.tell_step(adding.ready, turn)
                 turn += 1
         item = sm90.next_item(rings.notes, round, 1)
@@ -911,7 +910,8 @@ def _note_parts(item, rings, adding, work, call, config: gl.constexpr):
             first, stop, _full_lo, _full_hi = _query_runs(tile, call, config, 0)
             for step in range(stop - first):
                 sm90.await_step(adding.added, turn)
-                sm90.note_parts(cells + items.tile_of_step(step, first, stop, back, config.BACKWARDS), order + 1)
+                sm90.note_parts(cells + items.tile_of_step(step, first, stop, back, config.BACKWARDS),
+                    items.passed_turn(order))
                 sm90.tell_step(adding.noted, turn)
                 turn += 1
         item = sm90.next_item(rings.notes, round, 1)
@@ -933,12 +933,12 @@ def _add_dq_tiles(item, rings, adding, work, call, config: gl.constexpr):
             first, stop, _full_lo, _full_hi = _query_runs(items.tile_before(tile, n_tiles, back, config.BACKWARDS),
                 call, config, 0)
             first_before = first  # tiles of keys that meet a tile of queries follow each other in the order
-            stop_before = tl.where(order > 0, stop, first_before)
+            stop_before = items.end_before(order, first, stop)
             first, stop, _full_lo, _full_hi = _query_runs(tile, call, config, 0)
             for step in range(stop - first):
                 at = items.tile_of_step(step, first, stop, back, config.BACKWARDS)
                 part = (batch * tl.cast(call.Hq, gl.int64) + head) * ((call.Sq + config.BQ - 1) // config.BQ) + at
-                sm90.add_dq_tile(part, (at >= first_before) & (at < stop_before), turn, rings, adding, work, config)
+                sm90.add_dq_tile(part, items.meets(at, first_before, stop_before), turn, rings, adding, work, config)
                 sm90.tell_step(adding.added, turn)
                 turn += 1
         mbarrier.arrive(rings.k.free, count=1)
@@ -1019,12 +1019,9 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
             head = items.query_head(kv_head, member, call.Hq // call.Hkv)
             first, stop, _full_lo, _full_hi = _query_runs(tile, call, config, 0)
             own_first, own_stop, own_full_lo, own_full_hi = _query_runs(tile, call, config, 1 + PART)
-            own_first = tl.minimum(tl.maximum(own_first, first), stop)
-            own_stop = tl.minimum(tl.maximum(own_stop, own_first), stop)
-            own_full_lo = tl.where(Sk < k0 + HALF, 0, own_full_lo)
-            own_full_hi = tl.where(Sk < k0 + HALF, 0, own_full_hi)
-            begin = gl.where(back, own_first - first, stop - own_stop)
-            after = begin + own_stop - own_first
+            own_full_lo = items.unless_cut(own_full_lo, k0, HALF, Sk)
+            own_full_hi = items.unless_cut(own_full_hi, k0, HALF, Sk)
+            begin, after = items.half_of_steps(first, stop, own_first, own_stop, back, config.BACKWARDS)
             for step in range(begin):
                 sm90.release_queries(turn + step, rings, config, PART)
             turn += begin
@@ -1179,11 +1176,11 @@ def _queries_met(k0, call, config: gl.constexpr):
     _scale, _Hq, _Hkv, Sq, Sk = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    last = tl.cast((Sq - 1) // BQ, tl.int32)
-    stop = last + 1
+    stop = items.end_of_tiles(Sq, BQ, k0, Sk, False)
     k1 = tl.minimum(k0 + BK, Sk) - 1
     full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
-    return tl.minimum(full_lo, stop), tl.minimum(full_hi, stop), tl.minimum(any_lo, stop), tl.minimum(any_hi, stop)
+    return (items.limited(full_lo, stop), items.limited(full_hi, stop), items.limited(any_lo, stop),
+        items.limited(any_hi, stop))
 
 
 @gluon.jit
@@ -1384,11 +1381,10 @@ def _keys_met(q0, call, config: gl.constexpr):
     _scale, _Hq, _Hkv, Sq, Sk = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    last = tl.cast((Sk - 1) // BK, tl.int32)
-    stop = last + 1
+    stop = items.end_of_tiles(Sk, BK, q0, Sq, False)
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     full_hi, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
-    return tl.minimum(full_hi, stop), tl.minimum(any_hi, stop)
+    return items.limited(full_hi, stop), items.limited(any_hi, stop)
 
 
 @gluon.jit

@@ -279,16 +279,14 @@ _Walk = namedtuple("_Walk", "turn n_steps first stop any_lo own_full_lo own_full
 
 
 @gluon.jit
-def _key_runs(q0, batch, call, config: gl.constexpr, ROWS: gl.constexpr):
+def _key_runs(q0, batch, head, call, config: gl.constexpr, ROWS: gl.constexpr):
     """The tiles of keys that ROWS queries from q0 on meet, as `_list_key_runs_kernel` stored them."""
-    lists_ptr, _scale, _B, _Hq, _Hkv, Sq, _Sk, _ids_ptr, _ids_stride_0, _ids_stride_1 = call
+    lists_ptr, _scale, _B, Hq, _Hkv, Sq, _Sk, _ids_ptr, _ids_stride_0, _ids_stride_1 = call
     BQ: gl.constexpr = config.BQ
-    PARTS: gl.constexpr = BQ // 64
     n_tiles = (Sq + BQ - 1) // BQ
-    tile = q0 // BQ
-    row = batch * n_tiles + tile
     part = 0 if ROWS == BQ else 1 + q0 % BQ // ROWS
-    ends = lists_ptr + (row * (1 + PARTS) + part) * 4
+    place = items.list_of(batch, head, Hq, True, False)
+    ends = lists_ptr + items.entry_of(place, q0 // BQ, n_tiles, part, 1 + BQ // 64) * 4
     return gl.load(ends), gl.load(ends + 1), gl.load(ends + 2), gl.load(ends + 3)
 
 
@@ -297,17 +295,12 @@ def _list_key_runs(item, lists_ptr, call, BQ: tl.constexpr, BK: tl.constexpr, RO
     """Stores which tiles of keys a tile of queries, and then each 64 queries of it, meet, and which of them need no
     mask; up to the last tile, since every item visits at least one. Queries past the end meet none.
     """
-    key_test0_least_ptr, key_test0_most_ptr, _scale, _B, _Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = call
-    PARTS: tl.constexpr = BQ // 64
+    key_test0_least_ptr, key_test0_most_ptr, _scale, _B, Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = call
     n_tiles = tl.cdiv(Sq, BQ)
-    row = item // (1 + PARTS)
-    part = item % (1 + PARTS)
-    tile = row % n_tiles
-    place = row // n_tiles
-    batch = place
+    place, tile, part = items.part_of_entry(item, n_tiles, 1 + BQ // 64)
+    batch, _head = items.reader_of(place, Hq, True, False)
     q0 = tile * BQ + tl.maximum(part - 1, 0) * 64
-    last = tl.cast((Sk - 1) // BK, tl.int32)
-    stop = tl.where(q0 < Sq, last + 1, 0)
+    stop = items.end_of_tiles(Sk, BK, q0, Sq, True)
     q1 = tl.minimum(q0 + tl.where(part == 0, BQ, 64), Sq) - 1
     q_idx = (q0 + tl.arange(0, ROWS))[:, None]
     row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
@@ -320,10 +313,10 @@ def _list_key_runs(item, lists_ptr, call, BQ: tl.constexpr, BK: tl.constexpr, RO
     full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq,
         Sk, BK)
     ends = lists_ptr + item * 4
-    tl.store(ends + 0, tl.minimum(full_lo, stop))
-    tl.store(ends + 1, tl.minimum(full_hi, stop))
-    tl.store(ends + 2, tl.minimum(any_lo, stop))
-    tl.store(ends + 3, tl.minimum(any_hi, stop))
+    tl.store(ends + 0, items.limited(full_lo, stop))
+    tl.store(ends + 1, items.limited(full_hi, stop))
+    tl.store(ends + 2, items.limited(any_lo, stop))
+    tl.store(ends + 3, items.limited(any_hi, stop))
 
 
 @triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
@@ -368,7 +361,7 @@ def _load_tiles(q_desc, k_desc, v_desc, rings, work, call, config: gl.constexpr)
         tile, batch, head = items.tile_of_item(item, work.n_work, n_tiles, Hq, work.together, True, False)
         kv_head = items.kv_head_of(head, Hq, Hkv)
         q0 = tile * BQ
-        _full_lo, _full_hi, any_lo, any_hi = _key_runs(q0, batch, call, config, BQ)
+        _full_lo, _full_hi, any_lo, any_hi = _key_runs(q0, batch, head, call, config, BQ)
         n_steps = tl.maximum(any_hi - any_lo, 1)
         v0 = 0
         for step in range(n_steps + 1):  # values come a step after their keys
@@ -525,12 +518,11 @@ def _attend_tiles(results, rings, work, call, config: gl.constexpr, PART: gl.con
         sm90.pass_products(config.ORDER, 0)
     while item < work.n_work:
         q0 = tile * BQ
-        _full_lo, _full_hi, any_lo, any_hi = _key_runs(q0, batch, call, config, BQ)
+        _full_lo, _full_hi, any_lo, any_hi = _key_runs(q0, batch, head, call, config, BQ)
         n_steps = tl.maximum(any_hi - any_lo, 1)
         q0 += PART * 64
-        own_full_lo, own_full_hi, own_any_lo, own_any_hi = _key_runs(q0, batch, call, config, 64)
-        own_first = tl.maximum(tl.minimum(n_steps - (own_any_hi - any_lo), n_steps - 1), 0)
-        own_stop = tl.maximum(tl.minimum(n_steps - (own_any_lo - any_lo), n_steps), own_first + 1)
+        own_full_lo, own_full_hi, own_any_lo, own_any_hi = _key_runs(q0, batch, head, call, config, 64)
+        own_first, own_stop = items.own_steps(any_lo, n_steps, own_any_lo, own_any_hi, True)
         queries = q0 + gl.arange(0, 64, layout=rows_layout)
         q_idx = queries[:, None]
         logit_scale = scale * 1.4426950408889634
@@ -913,13 +905,13 @@ def _item(item, work, call, config: gl.constexpr):
 
 
 @gluon.jit
-def _query_runs(tile, batch, work, call, config: gl.constexpr, SHARE: gl.constexpr):
+def _query_runs(tile, batch, head, work, call, config: gl.constexpr, SHARE: gl.constexpr):
     """The tiles of queries that a tile of keys meets, first … stop - 1, and which of them need no mask, as
     `_list_walks` stored them. SHARE: 0 for the whole tile, 1 for its first half, 2 for its second.
     """
     n_tiles = (call.Sk + config.BK - 1) // config.BK
-    row = batch * n_tiles + tile
-    walk = work.walks_ptr + (row * 3 + SHARE) * 4
+    place = items.list_of(batch, head, call.Hq, True, False)
+    walk = work.walks_ptr + items.entry_of(place, tile, n_tiles, SHARE, 3) * 4
     return gl.load(walk + 0), gl.load(walk + 1), gl.load(walk + 2), gl.load(walk + 3)
 
 
@@ -929,14 +921,11 @@ def _list_walks(item, walks_ptr, met_ptr, call, BQ: tl.constexpr, BK: tl.constex
     of these tiles of queries, also the first tile of keys that it meets, as n_tiles minus its number, and the last, as
     its number plus 1.
     """
-    (query_test0_least_ptr, query_test0_most_ptr, _scale, _B, _Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0,
+    (query_test0_least_ptr, query_test0_most_ptr, _scale, _B, Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0,
         ids_stride_1) = call
     n_tiles = tl.cdiv(Sk, BK)
-    row = item // 3
-    part = item % 3
-    tile = row % n_tiles
-    place = row // n_tiles
-    batch = place
+    place, tile, part = items.part_of_entry(item, n_tiles, 3)
+    batch, _head = items.reader_of(place, Hq, True, False)
     k0 = tile * BK + tl.where(part == 2, BK // 2, 0)
     k1 = tl.minimum(k0 + tl.where(part == 0, BK, BK // 2), Sk) - 1
     k_idx = (k0 + tl.arange(0, BK))[:, None]
@@ -959,8 +948,10 @@ def _list_walks(item, walks_ptr, met_ptr, call, BQ: tl.constexpr, BK: tl.constex
     n_walked = tl.cdiv(Sq, BQ)
     for start in range(first, tl.where(part == 0, stop, first), 128):
         at = start + tl.arange(0, 128)
-        tl.atomic_max(met_ptr + 2 * place * n_walked + at, n_tiles - tile, mask=at < stop, sem="relaxed")
-        tl.atomic_max(met_ptr + (2 * place + 1) * n_walked + at, tile + 1, mask=at < stop, sem="relaxed")
+        onwards = met_ptr + items.note_cell(place, False, at, n_walked)
+        backwards = met_ptr + items.note_cell(place, True, at, n_walked)
+        tl.atomic_max(onwards, items.noted_tile(tile, n_tiles, False), mask=at < stop, sem="relaxed")
+        tl.atomic_max(backwards, items.noted_tile(tile, n_tiles, True), mask=at < stop, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
@@ -1005,7 +996,7 @@ def _load_backward_tiles(q_desc, k_desc, v_desc, d_out_desc, item, rings, work, 
         sm90.fetch_held(k_desc, rings.k, round, (batch, kv_head, k0, 0), (batch, kv_head, k0 + BK // 2, 0))
         for member in range(start, end):
             head = items.query_head(kv_head, member, call.Hq // call.Hkv)
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, work, call, config, 0)
+            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, work, call, config, 0)
             n_steps = stop - first
             for step in range(n_steps):
                 q0 = items.tile_of_step(step, first, stop, back, config.BACKWARDS) * config.BQ
@@ -1031,23 +1022,21 @@ def _load_backward_tiles(q_desc, k_desc, v_desc, d_out_desc, item, rings, work, 
 def _meets_before(order, back, place, at, n_tiles, work, call, config: gl.constexpr):
     """Whether an earlier tile of keys in the order meets the tile of queries `at`."""
     n_walked = (call.Sq + config.BQ - 1) // config.BQ
-    noted = gl.load(work.met_ptr + (2 * place + gl.where(back, 1, 0)) * n_walked + at)
-    return n_tiles - noted < order
+    return items.comes_later(order, gl.load(work.met_ptr + items.note_cell(place, back, at, n_walked)), n_tiles)
 
 
 @gluon.jit
 def _parts_before(order, back, place, at, n_tiles, work):
     """How many parts have been when the last earlier tile of keys that meets the tile of queries `at` is added."""
     count = 0
-    chunk = (order + 31) // 32 - 1
+    chunk = items.last_chunk(order)
     while count == 0:
-        others = chunk * 32 + gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
+        others = items.place_of_lane(chunk, gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0])))
         tile = items.tile_in_order(others, n_tiles, back)
-        row = place * n_tiles + tile
-        walks = work.walks_ptr + row * 3 * 4
+        walks = work.walks_ptr + items.entry_of(place, tile, n_tiles, 0, 3) * 4
         starts = gl.load(walks, mask=others < order, other=at + 1)
         stops = gl.load(walks + 1, mask=others < order, other=0)
-        count = tl.max(gl.where((starts <= at) & (at < stops), others + 1, 0), 0)
+        count = tl.max(gl.where(items.meets(at, starts, stops), items.passed_turn(others), 0), 0)
         chunk -= 1
     return count
 
@@ -1062,8 +1051,8 @@ def _await_parts(item, rings, adding, work, call, config: gl.constexpr):
         for member in range(start, end):
             head = items.query_head(kv_head, member, call.Hq // call.Hkv)
             cells = work.added_ptr + (batch * call.Hq + head) * ((call.Sq + config.BQ - 1) // config.BQ)
-            place = batch
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, work, call, config, 0)
+            place = items.list_of(batch, head, call.Hq, True, False)
+            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, work, call, config, 0)
             for step in range(stop - first):
                 at = items.tile_of_step(step, first, stop, back, config.BACKWARDS)
                 sm90.await_room(adding.noted, turn)
@@ -1085,10 +1074,11 @@ def _note_parts(item, rings, adding, work, call, config: gl.constexpr):
         for member in range(start, end):
             head = items.query_head(kv_head, member, call.Hq // call.Hkv)
             cells = work.added_ptr + (batch * call.Hq + head) * ((call.Sq + config.BQ - 1) // config.BQ)
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, work, call, config, 0)
+            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, work, call, config, 0)
             for step in range(stop - first):
                 sm90.await_step(adding.added, turn)
-                sm90.note_parts(cells + items.tile_of_step(step, first, stop, back, config.BACKWARDS), order + 1)
+                sm90.note_parts(cells + items.tile_of_step(step, first, stop, back, config.BACKWARDS),
+                    items.passed_turn(order))
                 sm90.tell_step(adding.noted, turn)
                 turn += 1
         item = sm90.next_item(rings.notes, round, 1)
@@ -1107,8 +1097,8 @@ def _add_dq_tiles(item, rings, adding, work, call, config: gl.constexpr):
         mbarrier.wait(rings.k.ready, round & 1)
         for member in range(start, end):
             head = items.query_head(kv_head, member, call.Hq // call.Hkv)
-            place = batch
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, work, call, config, 0)
+            place = items.list_of(batch, head, call.Hq, True, False)
+            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, work, call, config, 0)
             for step in range(stop - first):
                 at = items.tile_of_step(step, first, stop, back, config.BACKWARDS)
                 part = (batch * tl.cast(call.Hq, gl.int64) + head) * ((call.Sq + config.BQ - 1) // config.BQ) + at
@@ -1192,14 +1182,11 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
         mbarrier.wait(rings.v.ready, round & 1)
         for member in range(start, end):
             head = items.query_head(kv_head, member, call.Hq // call.Hkv)
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, work, call, config, 0)
-            own_first, own_stop, own_full_lo, own_full_hi = _query_runs(tile, batch, work, call, config, 1 + PART)
-            own_first = tl.minimum(tl.maximum(own_first, first), stop)
-            own_stop = tl.minimum(tl.maximum(own_stop, own_first), stop)
-            own_full_lo = tl.where(Sk < k0 + HALF, 0, own_full_lo)
-            own_full_hi = tl.where(Sk < k0 + HALF, 0, own_full_hi)
-            begin = gl.where(back, own_first - first, stop - own_stop)
-            after = begin + own_stop - own_first
+            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, work, call, config, 0)
+            own_first, own_stop, own_full_lo, own_full_hi = _query_runs(tile, batch, head, work, call, config, 1 + PART)
+            own_full_lo = items.unless_cut(own_full_lo, k0, HALF, Sk)
+            own_full_hi = items.unless_cut(own_full_hi, k0, HALF, Sk)
+            begin, after = items.half_of_steps(first, stop, own_first, own_stop, back, config.BACKWARDS)
             for step in range(begin):
                 sm90.release_queries(turn + step, rings, config, PART)
             turn += begin
@@ -1353,33 +1340,32 @@ _DkdvConfig = namedtuple("_DkdvConfig", "BLOCK_D BLOCK_DV BQ BK")
 
 
 @gluon.jit
-def _queries_met(k0, batch, work, call, config: gl.constexpr):
+def _queries_met(k0, batch, head, work, call, config: gl.constexpr):
     """The tiles of queries that BK keys from k0 on meet (`_query_tiles`), up to the last tile."""
-    _scale, _B, _Hq, _Hkv, Sq, Sk, _ids_ptr, _ids_stride_0, _ids_stride_1 = call
+    _scale, _B, Hq, _Hkv, Sq, Sk, _ids_ptr, _ids_stride_0, _ids_stride_1 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    last = tl.cast((Sq - 1) // BQ, tl.int32)
-    stop = last + 1
+    stop = items.end_of_tiles(Sq, BQ, k0, Sk, False)
     n_tiles = (Sk + BK - 1) // BK
     tile = k0 // BK
-    row = batch * n_tiles + tile
-    walk = work.walks_ptr + row * 4
+    place = items.list_of(batch, head, Hq, True, False)
+    walk = work.walks_ptr + items.entry_of(place, tile, n_tiles, 0, 1) * 4
     full_lo = gl.load(walk + 0)
     full_hi = gl.load(walk + 1)
     any_lo = gl.load(walk + 2)
     any_hi = gl.load(walk + 3)
-    return tl.minimum(full_lo, stop), tl.minimum(full_hi, stop), tl.minimum(any_lo, stop), tl.minimum(any_hi, stop)
+    return (items.limited(full_lo, stop), items.limited(full_hi, stop), items.limited(any_lo, stop),
+        items.limited(any_hi, stop))
 
 
 @triton.jit
 def _list_queries_met(item, walks_ptr, call, BQ: tl.constexpr, BK: tl.constexpr):
     """Stores which tiles of queries a tile of keys meets, and which of them need no mask."""
-    (query_test0_least_ptr, query_test0_most_ptr, _scale, _B, _Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0,
+    (query_test0_least_ptr, query_test0_most_ptr, _scale, _B, Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0,
         ids_stride_1) = call
     n_tiles = tl.cdiv(Sk, BK)
-    tile = item % n_tiles
-    place = item // n_tiles
-    batch = place
+    place, tile, _part = items.part_of_entry(item, n_tiles, 1)
+    batch, _head = items.reader_of(place, Hq, True, False)
     k0 = tile * BK
     k1 = tl.minimum(k0 + BK, Sk) - 1
     k_idx = (k0 + tl.arange(0, BK))[:, None]
@@ -1447,7 +1433,7 @@ def _load_query_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, con
     for member in range(group):
         head = items.query_head(kv_head, member, group)
         row = (batch * tl.cast(call.Hq, gl.int64) + head) * call.Sq
-        _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, batch, work, call, config)
+        _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, batch, head, work, call, config)
         n_steps = tl.maximum(any_hi - any_lo, 1)
         for step in range(n_steps):
             at = any_lo + step
@@ -1488,8 +1474,9 @@ def _weigh_query_tiles(dv_desc, rings, work, call, config: gl.constexpr):
     mbarrier.wait(rings.k.ready, 0)
     turn = 0
     group = Hq // Hkv
-    for _member in range(group):
-        full_lo, full_hi, any_lo, any_hi = _queries_met(k0, batch, work, call, config)
+    for member in range(group):
+        head = items.query_head(kv_head, member, group)
+        full_lo, full_hi, any_lo, any_hi = _queries_met(k0, batch, head, work, call, config)
         logit_scale = scale * 1.4426950408889634
         k_safe = tl.minimum(k_idx, Sk - 1)
         col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
@@ -1541,8 +1528,9 @@ def _differentiate_query_tiles(dk_desc, rings, work, call, config: gl.constexpr)
     mbarrier.wait(rings.v.ready, 0)
     turn = 0
     group = Hq // Hkv
-    for _member in range(group):
-        _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, batch, work, call, config)
+    for member in range(group):
+        head = items.query_head(kv_head, member, group)
+        _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, batch, head, work, call, config)
         n_steps = tl.maximum(any_hi - any_lo, 1)
         place = sm90.await_tile(rings.d_out, turn)
         dp_token = sm90.start_product(rings.v.tiles, 0, rings.d_out.tiles.index(place), no_pairs, config.BLOCK_DV)
@@ -1624,32 +1612,31 @@ _DqConfig = namedtuple("_DqConfig", "BLOCK_D BLOCK_DV BQ BK")
 
 
 @gluon.jit
-def _keys_met(q0, batch, work, call, config: gl.constexpr):
+def _keys_met(q0, batch, head, work, call, config: gl.constexpr):
     """The tiles of keys that BQ queries from q0 on meet (`_key_tiles`), up to the last tile."""
-    _scale, _B, _Hq, _Hkv, Sq, Sk, _ids_ptr, _ids_stride_0, _ids_stride_1 = call
+    _scale, _B, Hq, _Hkv, Sq, Sk, _ids_ptr, _ids_stride_0, _ids_stride_1 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    last = tl.cast((Sk - 1) // BK, tl.int32)
-    stop = last + 1
+    stop = items.end_of_tiles(Sk, BK, q0, Sq, False)
     n_tiles = (Sq + BQ - 1) // BQ
     tile = q0 // BQ
-    row = batch * n_tiles + tile
-    walk = work.walks_ptr + row * 4
+    place = items.list_of(batch, head, Hq, True, False)
+    walk = work.walks_ptr + items.entry_of(place, tile, n_tiles, 0, 1) * 4
     full_lo = gl.load(walk + 0)
     full_hi = gl.load(walk + 1)
     any_lo = gl.load(walk + 2)
     any_hi = gl.load(walk + 3)
-    return tl.minimum(full_lo, stop), tl.minimum(full_hi, stop), tl.minimum(any_lo, stop), tl.minimum(any_hi, stop)
+    return (items.limited(full_lo, stop), items.limited(full_hi, stop), items.limited(any_lo, stop),
+        items.limited(any_hi, stop))
 
 
 @triton.jit
 def _list_keys_met(item, walks_ptr, call, BQ: tl.constexpr, BK: tl.constexpr):
     """Stores which tiles of keys a tile of queries meets, and which of them need no mask."""
-    key_test0_least_ptr, key_test0_most_ptr, _scale, _B, _Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = call
+    key_test0_least_ptr, key_test0_most_ptr, _scale, _B, Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = call
     n_tiles = tl.cdiv(Sq, BQ)
-    tile = item % n_tiles
-    place = item // n_tiles
-    batch = place
+    place, tile, _part = items.part_of_entry(item, n_tiles, 1)
+    batch, _head = items.reader_of(place, Hq, True, False)
     q0 = tile * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
@@ -1711,7 +1698,7 @@ def _load_key_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, confi
         mbarrier.expect(ready, q_desc.block_type.nbytes + d_out_desc.block_type.nbytes)
         COPY_IN(q_desc, [batch, head, q0, 0], ready, rings.q.tiles.index(part))
         COPY_IN(d_out_desc, [batch, head, q0, 0], ready, rings.d_out.tiles.index(part))
-    _full_lo, _full_hi, any_lo, any_hi = _keys_met(tile * BQ, batch, work, call, config)
+    _full_lo, _full_hi, any_lo, any_hi = _keys_met(tile * BQ, batch, head, work, call, config)
     n_steps = tl.maximum(any_hi - any_lo, 1)
     for step in range(n_steps):
         at = any_lo + step
@@ -1751,7 +1738,7 @@ def _differentiate_key_tiles(dq_desc, rings, work, call, config: gl.constexpr, P
     dq = gl.zeros([64, config.BLOCK_D], gl.float32, layout=dq_layout)
     tile, batch, head = items.tile_of_program(gl.program_id(0), work.n_work, (Sq + BQ - 1) // BQ, Hq, work.together,
         True)
-    full_lo, full_hi, any_lo, any_hi = _keys_met(tile * BQ, batch, work, call, config)
+    full_lo, full_hi, any_lo, any_hi = _keys_met(tile * BQ, batch, head, work, call, config)
     n_steps = tl.maximum(any_hi - any_lo, 1)
     q0 = tile * BQ + PART * 64
     queries = q0 + gl.arange(0, 64, layout=rows_layout)
