@@ -100,7 +100,8 @@ def test_kernels_share_one_runtime_unless_that_of_their_file_was_edited() -> Non
     assert kind.__module__ == f"{loader.SHARED}.attention" and causal.loaded("dense") is causal.loaded("dense")
     lines = causal.source.split("\n")
     assert inspect.getsource(causal.function).split("\n")[0] == lines[causal.function.__code__.co_firstlineno - 1]
-    assert placement.own_lines(causal.source.replace("class Attention:", "class Attention:  # mine")) is None
+    mine = causal.source.replace("\nclass Attention", "\n# mine\nclass Attention")
+    assert mine != causal.source and placement.own_lines(mine) is None
     assert placement.own_lines(causal.source.replace("# API of the runtime: 2", "# API of the runtime: 1")) is None
 
 
