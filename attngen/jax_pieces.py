@@ -11,17 +11,20 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from attngen.emit.torch_shared.own_term import readable_term
 from attngen.errors import UsageError
 from attngen.ir.nodes import Load, Scalar, Symbol, Type
+from attngen.ir.pieces import row_axes
 from attngen.ir.walk import children, params as read_params
-from attngen.part_sums import Arrays, Part, own_term, readable_term
-from attngen.piece_arguments import Checks
-from attngen.pieces import Kernel, Place, check_seed, checked_params, over_rows, required, term_shapes
+from attngen.piece_arguments import Checks, check_known, check_params
+from attngen.pieces import Kernel, Place, check_seed
 from attngen.plan.score.weights import Form
+from attngen.runtime.exported.merging import PART, Arrays
+from attngen.runtime.exported.places import over_rows
 
 jax: Any = importlib.import_module("jax")
 jnp: Any = importlib.import_module("jax.numpy")
@@ -52,10 +55,10 @@ def checks(kernel: Kernel) -> Checks:
 # ---------------------------------------------------------------- forward
 
 
-def partial(kernel: Kernel, operands: Sequence[Any], place: Place, scale: Any, params: Mapping[str, Any]) -> Part:
+def partial(kernel: Kernel, operands: Sequence[Any], place: Place, scale: Any, params: Mapping[str, Any]) -> PART:
     module = _module(kernel, place)
 
-    def core(config: Any, q: Any, k: Any, v: Any, floats: Any, data: Any) -> Part:
+    def core(config: Any, q: Any, k: Any, v: Any, floats: Any, data: Any) -> PART:
         q, k, v, floats = _constant(kernel)((q, k, v, floats))
         _, saved = module["_attend_forward"](config, q, k, v, floats, data)
         return saved[5], saved[6]  # what the backward pass takes: behind the arguments, out and lse
@@ -94,18 +97,31 @@ def _run(
     place: Place,
     scale: Any,
     params: Mapping[str, Any],
-) -> Part:
-    checked_params(kernel, params)
+) -> PART:
+    check_known(kernel.name, kernel.spec.params, params)
     check_seed(kernel, place.dropout_seed)
     piece, _ = kernel.piece(each=place.each, clipped=place.clipped)
-    found = over_rows(kernel, params, place, _repeated)
-    place = place.with_rows(kernel.spec)
-    numbers = [
-        jnp.broadcast_to(jnp.asarray(x, jnp.int32), operands[0].shape[:1]) if place.each else x for x in place.numbers
-    ]
-    found |= dict(zip(piece.numbers, numbers, strict=False))
-    own = [required(kernel, p.name, found, "the piece reads it") for p in piece.own.params]
+    lengths = {"Sq": place.Sq, "Sk": place.Sk}
+    found, lengths = over_rows(params, row_axes(kernel.spec), lengths, _refusal(kernel), _repeated)
+    numbers = (place.q_offset, place.k_offset, *lengths.values(), place.h_offset, place.b_offset)
+    for name, x in zip(piece.numbers, numbers, strict=False):
+        found[name] = jnp.broadcast_to(jnp.asarray(x, jnp.int32), operands[0].shape[:1]) if place.each else x
+    own = [_required(kernel, p.name, found, "the piece reads it") for p in piece.own.params]
     return module["_call"](*operands, *own, scale, True, place.dropout_seed, core)
+
+
+def _refusal(kernel: Kernel) -> Callable[[str], NoReturn]:
+    def refuse(message: str) -> NoReturn:
+        raise UsageError(f"{kernel.name}: {message}")
+
+    return refuse
+
+
+def _required(kernel: Kernel, name: str, params: Mapping[str, Any], why: str) -> Any:
+    """A param's value. Raises `UsageError` where it is missing."""
+    if name not in params:
+        raise UsageError(f"{kernel.name}: {name} is missing: {why}")
+    return params[name]
 
 
 def _repeated(x: Any, shape: Sequence[int]) -> Any:
@@ -117,11 +133,12 @@ def seed_words(kernel: Kernel, seed: Any) -> Any:
     return kernel.function.__globals__["_seed"](seed)
 
 
-def merge(kernel: Kernel, parts: Sequence[Part]) -> Part:
+def merge(kernel: Kernel, parts: Sequence[PART]) -> PART:
     return _arrays().merged(parts, sums=kernel.spec.normalizer.sums)
 
 
-def finish(kernel: Kernel, part: Part, params: Mapping[str, Any]) -> Part:
+def finish(kernel: Kernel, part: PART, params: Mapping[str, Any]) -> PART:
+    check_known(kernel.name, kernel.spec.params, params)
     own = _own_term(kernel, part[1], params)
     return part if own is None else _arrays().finished(part, own)
 
@@ -134,8 +151,9 @@ def _own_term(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
     if term is None:
         return None
     why = "the denominator's own term reads it"
-    given = {n: required(kernel, n, params, why) for n in read_params(term)}
-    shapes = term_shapes(kernel, given, lse)
+    given = {n: _required(kernel, n, params, why) for n in read_params(term)}
+    sizes = {"B": lse.shape[0], "Hq": lse.shape[1]}
+    shapes = check_params(kernel.spec, given, sizes)
     ints = {p.name for p in kernel.spec.params if p.type is Type.INT}
     as_int = kernel.function.__globals__.get("_as_int")
     values = {n: as_int(n, x) if n in ints and as_int else jnp.asarray(x) for n, x in given.items()}
@@ -198,7 +216,7 @@ def partial_backward(
     kernel: Kernel,
     operands: Sequence[Any],
     cotangents: tuple[Any, Any],
-    results: Part,
+    results: PART,
     place: Place,
     scale: Any,
     params: Mapping[str, Any],
@@ -213,7 +231,7 @@ def partial_backward(
     saves_den = w.form is Form.DIRECT and w.sums
     core = functools.partial(_from_finished(module, saves_den=saves_den), (out, lse))
 
-    def whole(operands: Sequence[Any], learned: Mapping[str, Any]) -> Part:
+    def whole(operands: Sequence[Any], learned: Mapping[str, Any]) -> PART:
         return _run(kernel, module, core, operands, place, scale, {**params, **learned})
 
     (own, _), pull = jax.vjp(whole, tuple(jnp.asarray(x) for x in operands), learned)
@@ -232,13 +250,13 @@ def _from_finished(module: Mapping[str, Any], *, saves_den: bool) -> Callable[..
     """A core that computes nothing: its results are given, and its gradients those of what the piece adds to them."""
 
     @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-    def core(config: Any, q: Any, k: Any, v: Any, floats: Any, data: Any, out: Any, lse: Any) -> Part:
+    def core(config: Any, q: Any, k: Any, v: Any, floats: Any, data: Any, out: Any, lse: Any) -> PART:
         return out.astype(q.dtype), lse
 
-    def forward(config: Any, *saved: Any) -> tuple[Part, tuple[Any, ...]]:
+    def forward(config: Any, *saved: Any) -> tuple[PART, tuple[Any, ...]]:
         return core(config, *saved), saved
 
-    def backward(config: Any, saved: tuple[Any, ...], cotangents: Part) -> tuple[Any, ...]:
+    def backward(config: Any, saved: tuple[Any, ...], cotangents: PART) -> tuple[Any, ...]:
         *_, out, lse = saved
         den = (jnp.where(lse == -jnp.inf, 1.0, jnp.exp(lse)),) if saves_den else ()
         gradients = module["_attend_backward"](config, (*saved, *den), cotangents)
@@ -246,20 +264,21 @@ def _from_finished(module: Mapping[str, Any], *, saves_den: bool) -> Callable[..
 
     core.defvjp(forward, backward)
 
-    def attend(finished: Part, config: Any, *arguments: Any) -> Part:
+    def attend(finished: PART, config: Any, *arguments: Any) -> PART:
         return core(config, *module["_alike"](*arguments, *finished))
 
     return attend
 
 
 def finish_backward(
-    kernel: Kernel, cotangents: tuple[Any, Any], results: Part, params: Mapping[str, Any]
+    kernel: Kernel, cotangents: tuple[Any, Any], results: PART, params: Mapping[str, Any]
 ) -> dict[str, Any]:
     d_out, d_lse = cotangents
     out, lse = results
     learned = {n: jnp.asarray(x) for n, x in params.items() if _learns(x)}
     none = {n: jnp.zeros(x.shape, jnp.float32) for n, x in learned.items()}
-    own_log = own_term(kernel.plan.weights)
+    check_known(kernel.name, kernel.spec.params, params)
+    own_log = kernel.plan.weights.own_term
     if own_log is None or not learned.keys() & read_params(own_log):
         return none
 

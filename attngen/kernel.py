@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
@@ -88,7 +88,7 @@ class Kernel:
     """The spec's text, and the options of the file: from them the functions of other geometries are compiled."""
     # None until they are loaded: FSDP reads every field of a module's arguments.
     _geometries: dict[str, Loaded] = field(init=False, default=cast(Any, None))
-    _own_term: Callable[..., Any] = field(init=False, default=cast(Any, None))
+    _runtime: Any = field(init=False, default=cast(Any, None))
     _pieces: dict[tuple[bool, bool], tuple[Piece, Kernel]] = field(init=False, default=cast(Any, None))
     __signature__ = PublicSignature()
 
@@ -132,20 +132,20 @@ class Kernel:
             one = {geometry: self._loaded(source, _ENDINGS[geometry])}
             object.__setattr__(self, "_geometries", {**(self._geometries or {}), **one})
 
-    def _load_own_term(self) -> None:
-        if "_own_term" not in self.__dict__:
-            from attngen.pieces import own_term_of
+    def _load_runtime(self) -> None:
+        if "_runtime" not in self.__dict__:
+            from attngen.torch_pieces import KernelPieces
 
-            object.__setattr__(self, "_own_term", own_term_of(self.name, self.spec, self.plan))
+            object.__setattr__(self, "_runtime", KernelPieces(self))
 
-    def own_term(self) -> Callable[[Any, Mapping[str, Any], Any], Any]:
-        """The function that evaluates the denominator's own term, for `attngen.pieces`."""
-        self._load_own_term()
-        return self._own_term
+    def pieces(self) -> Any:
+        """The functions over pieces of PyTorch's tensors, as files carry them (`attngen.torch_pieces`)."""
+        self._load_runtime()
+        return self._runtime
 
     # `torch.compile` calls these instead of tracing into them. `torch.compiler.assume_constant_result` sets the same,
     # but needs torch. What they set is read only after them: else `torch.compile` would guard that it is missing.
-    for _loads in (_load, _load_own_term):
+    for _loads in (_load, _load_runtime):
         _loads._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
     del _loads
 
@@ -210,9 +210,9 @@ class Kernel:
             from attngen import jax_pieces
 
             return jax_pieces
-        from attngen import pieces
+        from attngen import torch_pieces
 
-        return pieces
+        return torch_pieces
 
     @_of_pieces
     def partial(
@@ -272,7 +272,6 @@ class Kernel:
         checks = module.checks(self)
         checks.check_part(out, lse)
         checks.check_ends(lse, cu_seqlens_q)
-        module.checked_params(self, params)
         return module.finish(self, (out, lse), params, *(() if cu_seqlens_q is None else (cu_seqlens_q,)))
 
     @_of_pieces
@@ -333,7 +332,6 @@ class Kernel:
         checks.check_part(out, lse)
         checks.check_gradient(d_out, d_lse, out, lse)
         checks.check_ends(lse, cu_seqlens_q)
-        module.checked_params(self, params)
         ends = () if cu_seqlens_q is None else (cu_seqlens_q,)
         return module.finish_backward(self, (d_out, d_lse), (out, lse), params, *ends)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 
 from attngen.ir.attention import Attention, Origin, Param
+from attngen.ir.axes import BATCHES, HEADS, cut_params
 from attngen.ir.build import add, apply, conjunction, index, integer
 from attngen.ir.nodes import Expr, Load, Op, Scalar, Storage, Symbol, Type
 from attngen.ir.walk import params, substitute, symbols
@@ -88,6 +89,27 @@ def piece_of(attention: Attention, *, each: bool, clipped: bool = False) -> Piec
         origin=Origin(k, q, *counted) if counted else attention.origin,
     )
     return Piece(own=own, numbers=tuple(names), each=each)
+
+
+def uncounted(attention: Attention) -> dict[str, str]:
+    """Why a piece must have all heads, or all sequences, of the whole, by the argument's name. A kernel counts its own
+    heads and sequences from 0."""
+    axes = {"h_offset": (HEADS, "`h` or `hkv`", "head"), "b_offset": (BATCHES, "`b`", "sequence")}
+    return {
+        name: f"{name} must be 0: the spec reads {index} otherwise than to find a param's own element, so each piece "
+        f"needs the {noun}s of the whole"
+        for name, (axis, index, noun) in axes.items()
+        if cut_params(attention, axis) is None
+    }
+
+
+def row_axes(attention: Attention) -> dict[str, tuple[str, ...]]:
+    """The params with an element for each row of a sequence; by axis "Sq", "Sk", or "" for what counts no rows."""
+    axes = {
+        p.name: tuple(d.id if isinstance(d, Symbol) and d.id in ("Sq", "Sk") else "" for d in p.shape)
+        for p in attention.params
+    }
+    return {name: own for name, own in axes.items() if any(own)}
 
 
 def _least(kind: str, each: bool, clipped: bool) -> int:

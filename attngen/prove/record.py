@@ -22,7 +22,7 @@ from attngen.prove.proof import Proof
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Shown, Unknown, Verdict
 
 ROOMS = ("prove", "ir", "plan")
-MODULES = ("errors.py", "inputs.py", "part_sums.py")
+MODULES = ("errors.py", "inputs.py", "runtime/merging.py", "runtime/exported/merging.py")
 """What a proof is made with. `ladder/` shows nothing."""
 
 

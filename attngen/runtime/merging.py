@@ -1,4 +1,4 @@
-"""Two parts of a result merged in one pass over memory, by a Triton kernel: `part_sums.Arrays.merged` of two.
+"""Two parts of a result merged in one pass over memory, by a Triton kernel: `Arrays.merged` of two.
 
 Takes out (B, H, S, D), its last dimension contiguous, and lse (B, H, S) of the same queries over other keys. Several
 ranks merge a part in each round, where PyTorch's operators would read and write the sums five times.
@@ -18,6 +18,19 @@ import triton
 import triton.language as tl
 
 _ROWS = 16
+
+
+@triton.jit
+def shares_of_two(lse, new_lse):
+    """(share, new share, lse of both) of two parts, from the logarithms of their sums; a part without a key has -inf.
+    attngen's prover executes this function as it stands here."""
+    top = tl.maximum(lse, new_lse)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    share = tl.exp(lse - top)
+    new_share = tl.exp(new_lse - top)
+    total = share + new_share
+    scale = tl.where(total > 0.0, 1.0 / total, total)
+    return share * scale, new_share * scale, top + tl.log(total)
 
 
 @triton.jit
@@ -41,16 +54,12 @@ def _merge_kernel(
         lse = tl.load(lse_at, mask=here, other=0.0)
         at = b * new_lse_strides[0] + h * new_lse_strides[1] + s * new_lse_strides[2]
         new_lse = tl.load(new_lse_ptr + at, mask=here, other=0.0)
-        top = tl.maximum(lse, new_lse)
-        top = tl.where(top == float("-inf"), 0.0, top)
-        kept_share, new_share = tl.exp(lse - top), tl.exp(new_lse - top)
-        total = kept_share + new_share
-        scale = tl.where(total > 0.0, 1.0 / total, total)
-        out = out * (kept_share * scale)[:, None]
+        share, new_share, both = shares_of_two(lse, new_lse)  # pyright: ignore[reportGeneralTypeIssues]
+        out = out * share[:, None]
         if NEW:
-            out += new * (new_share * scale)[:, None]
+            out += new * new_share[:, None]
         tl.debug_barrier()  # other warps of the program read these rows' lse, too
-        tl.store(lse_at, top + tl.log(total), mask=here)
+        tl.store(lse_at, both, mask=here)
     else:
         if NEW:
             out += new

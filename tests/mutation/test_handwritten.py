@@ -21,7 +21,6 @@ import attngen
 from attngen import targets
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Symbol, Type
-from attngen.part_sums import Arrays
 from attngen.plan import plan
 from attngen.plan.index import items, read_tests, tests
 from attngen.plan.mask import data_tests
@@ -30,6 +29,7 @@ from attngen.prove.budget.work import Work
 from attngen.prove.obligations.tile_ranges import tile_ranges
 from attngen.prove.verdict import Proved, Refuted
 from attngen.runtime import merging
+from attngen.runtime.exported.merging import Arrays
 from attngen.runtime.loader import load
 from mutation.functions import run_as_python
 
@@ -259,12 +259,16 @@ def test_merges_are_those_that_are_proved() -> None:
 
 MERGES_EDITED: dict[str, tuple[Callable[[Edits], bool], str, str]] = {
     "pieces: a sum twice": (_same_pieces, "[share / total for", "[share / (2.0 * total) for"),
-    "pieces: no guard for empty rows": (_same_pieces, "total = torch.where(total == 0.0, 1.0, total)", "pass"),
-    "pieces: a share upside down": (_same_pieces, "torch.exp(lse - whole))", "torch.exp(whole - lse))"),
-    "pieces: finished without the share": (_same_pieces, "return out * beside_rows(share), whole", "return out, whole"),
+    "pieces: no guard for empty rows": (_same_pieces, "total = self.where(total == 0.0, 1.0, total)", "pass"),
+    "pieces: a share upside down": (_same_pieces, "self.exp(lse - whole))", "self.exp(whole - lse))"),
+    "pieces: finished without the share": (
+        _same_pieces,
+        "return out * self.beside(share), whole",
+        "return out, whole",
+    ),
     "kernel: a sum twice": (_same_kernel, "1.0 / total, total", "1.0 / (2.0 * total), total"),
     "kernel: lse of a sum twice": (_same_kernel, "tl.log(total)", "tl.log(2.0 * total)"),
-    "kernel: one share for both": (_same_kernel, "(new_share * scale)", "(kept_share * scale)"),
+    "kernel: one share for both": (_same_kernel, "new * new_share[:, None]", "new * share[:, None]"),
     "kernel: no guard for empty rows": (_same_kernel, 'top = tl.where(top == float("-inf"), 0.0, top)', "pass"),
     "kernel: sums that are not added": (
         _same_kernel,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from attngen.part_sums import Arrays
+from attngen.runtime.exported.merging import Arrays
 from attngen.runtime.merging import add_into, merge_into
 
 ARRAYS = Arrays(torch.exp, torch.where, torch.logaddexp, heads_inside=False)

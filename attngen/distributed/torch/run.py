@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from attngen import pieces
+from attngen import torch_pieces
 from attngen.distributed.plan.layout import length
 from attngen.distributed.plan.program import Call, Part, Step, Turn, turns
 from attngen.distributed.plan.schedule import Sequences
@@ -26,7 +26,7 @@ from attngen.distributed.torch.sums import Adds, Stretch, Sum, adds_of, placed, 
 from attngen.errors import UsageError
 from attngen.ir.axes import HEADS, cut_params
 from attngen.kernel import Kernel
-from attngen.part_sums import own_term
+from attngen.pieces import Place
 
 Held: TypeAlias = dict[int, list[Tensor]]
 """K and V of groups, by their number."""
@@ -125,7 +125,7 @@ def forward(
     """out and lse of the group's queries, finished; out in the dtype of q, or where it must be `exact` in float32. And
     the keys and values of others that `backward` wants to have kept."""
     kernel, link = run.kernel, run.link
-    total = _Total(run, q, v, torch.float32 if exact or own_term(kernel.plan.weights) is not None else q.dtype)
+    total = _Total(run, q, v, torch.float32 if exact or kernel.plan.weights.own_term is not None else q.dtype)
     messages, kept = _fetch(run, run.steps, 0, (k, v)), Held()
 
     def compute(calls: Sequence[Call], held: Held) -> None:
@@ -133,7 +133,7 @@ def forward(
             keys, values = (_keys(link, held, call.k, n) for n in (0, 1))
             used = _Params(run, call, params, drawn)
             operands, place = used.operands(link.taken(q, call.q), keys, values)
-            total.absorb(*used.back(*pieces.part(kernel, operands, place, scale, used.given)))
+            total.absorb(*used.back(*torch_pieces.part(kernel, operands, place, scale, used.given)))
 
     sent = 1
     try:
@@ -195,7 +195,7 @@ class _Total:
     def finished(self, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """out and lse, with the logarithm of the denominator's own term, where it has one."""
         out, lse = self.sum.result(), self._begun()
-        own = pieces.own_part(self.run.kernel, lse, params)
+        own = torch_pieces.own_part(self.run.kernel, lse, params)
         if own is not None:
             self.merge(out, out, lse, None, own)
         return out, lse
@@ -203,7 +203,7 @@ class _Total:
     def merge(self, into: Tensor, kept: Tensor, lse: Tensor, new: Tensor | None, new_lse: Tensor) -> None:
         if into.device.type == "cpu":
             new = torch.zeros_like(kept) if new is None else new
-            out, whole = pieces.merge(self.run.kernel, [(kept, lse), (new, new_lse)])
+            out, whole = torch_pieces.merge(self.run.kernel, [(kept, lse), (new, new_lse)])
             into.copy_(out)
             lse.copy_(whole)
             return
@@ -249,7 +249,9 @@ def backward(
             given, place = used.operands(rows[0], keys, values)
             d_rows, o_rows = used.rows(rows[1]), used.rows(rows[2])
             slopes_of_lse, whole = used.lse(row_d_lse), (o_rows, used.lse(row_lse))
-            found, g_params = pieces.slopes(run.kernel, given, (d_rows, slopes_of_lse), whole, place, scale, used.given)
+            found, g_params = torch_pieces.slopes(
+                run.kernel, given, (d_rows, slopes_of_lse), whole, place, scale, used.given
+            )
             g_q, *g_keys = (
                 used.rows_back(_like(x, x.shape[-1], x.dtype).zero_() if g is None else g)
                 for g, x in zip(found, given, strict=True)
@@ -346,13 +348,13 @@ class _Params:
         self.single = self.packed and len(call.pieces) == 1
         self.given = {n: self._own(n, x) for n, x in params.items()}
 
-    def operands(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], pieces.Place]:
+    def operands(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Place]:
         call, ends = self.call, self.run.sequences
         if not self.packed or self.single:
             (piece,) = call.pieces
             Sq, Sk = ends.sizes(piece.sequence)
             first = piece.sequence if self.single else self.drawn.sequences
-            place = pieces.Place(q_offset=piece.q[0], k_offset=piece.k[0], Sq=Sq, Sk=Sk, **self._counted(first))
+            place = Place(q_offset=piece.q[0], k_offset=piece.k[0], Sq=Sq, Sk=Sk, **self._counted(first))
             return (self.rows(q), self.rows(k), self.rows(v)), place
         key = id(call), q.device
         if key not in self.run.numbers:
@@ -365,7 +367,7 @@ class _Params:
             }  # fmt: skip
             self.run.numbers[key] = {n: torch.tensor(x, dtype=torch.int32, device=q.device) for n, x in numbers.items()}
         found = self.run.numbers[key]
-        return (q, k, v), pieces.Place(**{**found, **self._counted(found["b_offset"])})
+        return (q, k, v), Place(**{**found, **self._counted(found["b_offset"])})
 
     def _counted(self, sequences: Any) -> dict[str, Any]:
         return {"dropout_seed": self.drawn.seed, "h_offset": self.drawn.heads, "b_offset": sequences}

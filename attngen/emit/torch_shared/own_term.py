@@ -10,13 +10,31 @@ from collections.abc import Mapping
 
 from attngen.emit.torch_shared import expressions as host_expressions
 from attngen.emit.torch_shared.calls import Calls
+from attngen.errors import UsageError
 from attngen.ir import printing
 from attngen.ir.attention import Attention, Param
 from attngen.ir.nodes import Expr, Literal, Symbol, Type
-from attngen.ir.walk import params as read_params, reads
-from attngen.part_sums import OF_PACKED_ROWS
+from attngen.ir.walk import params as read_params, reads, symbols
+from attngen.plan.score.weights import Weights
 
 Lines = tuple[str, ...]
+
+_KNOWN = {"b", "h", "Hq"}
+_OF_PACKED_ROWS = (
+    "the denominator's own term reads `b`, and packed rows do not say whose they are: finish each sequence by itself"
+)
+
+
+def readable_term(name: str, w: Weights) -> Expr | None:
+    """The own term of the spec `name`. Raises `UsageError` where it reads what functions of parts are not told."""
+    term = w.own_term
+    unknown = [] if term is None else sorted(symbols(term) - _KNOWN)
+    if unknown:
+        raise UsageError(
+            f"{name}: the denominator's own term reads `{unknown[0]}`, which functions of parts are not told: "
+            "give it as a param with a number for each head"
+        )
+    return term
 
 
 def own_lines(spec: Attention, term: Expr, *, refuse: str, calls: Calls) -> Lines:
@@ -33,7 +51,7 @@ def own_lines(spec: Attention, term: Expr, *, refuse: str, calls: Calls) -> Line
         **{n: f'values["{n}"]' for n in read},
     }
     return (
-        *(("if lse.dim() == 2:", f'    {refuse}("{OF_PACKED_ROWS}")') if reads(term, "b") else ()),
+        *(("if lse.dim() == 2:", f'    {refuse}("{_OF_PACKED_ROWS}")') if reads(term, "b") else ()),
         *(
             line
             for n in read

@@ -21,7 +21,7 @@ from enum import StrEnum
 from attngen.errors import Diagnostic, SpecError
 from attngen.ir import build
 from attngen.ir.attention import Attention
-from attngen.ir.build import add, apply, div, mul, neg, real, sub
+from attngen.ir.build import add, apply, div, is_literal, mul, neg, real, sub
 from attngen.ir.nodes import Apply, Expr, Literal, Op, Symbol, Type
 from attngen.ir.walk import children, reads, rebuild, substitute, transform
 from attngen.plan.ints.facts import Facts
@@ -61,6 +61,13 @@ class Weights:
     sums: bool
     log_extra: Expr | None
     extra: Expr | None
+
+    @property
+    def own_term(self) -> Expr | None:
+        """The logarithm of the denominator's own term; None where there is none."""
+        if self.log_extra is None and self.extra is not None and not is_literal(self.extra, 0):
+            return apply(Op.LOG, self.extra)
+        return self.log_extra
 
 
 def weights(attention: Attention, facts: Facts) -> Weights:

@@ -1,6 +1,7 @@
-"""Parts of a row's keys merge to the whole: the functions that do it (`part_sums.Arrays`), run over sympy's terms.
+"""Parts of a row's keys merge to the whole: the functions that do it, run over sympy's terms.
 
-Takes those functions, returns a verdict. A part with the sums (Z, A) of its weights and of weight times value has out =
+Takes those functions, `Arrays` of `runtime/exported/merging.py` and the text of `shares_of_two` in
+`runtime/merging.py`, returns a verdict. A part with the sums (Z, A) of its weights and of weight times value has out =
 A / Z and lse = log Z, which `streaming` claims of what a kernel writes; a part without a key has 0 and -inf. Shown for
 three parts, any of them empty, at once and in two steps, with and without a term of the denominator's own. More parts
 follow, since a merged part is a part again.
@@ -8,14 +9,18 @@ follow, since a merged part is a part again.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import product
+from math import exp, inf, isclose, log, log1p
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from attngen.part_sums import Arrays, Part
 from attngen.prove.algebra.sympy_door import Term, sp
 from attngen.prove.verdict import Proved, Refuted, Verdict
+from attngen.runtime.exported.merging import PART as Part, Arrays
 
 STEPS = (
     "a part is (A / Z, log Z), and (0, -inf) where no key is allowed; merging takes the log of the sum of exp(lse)",
@@ -42,6 +47,100 @@ def merging(make: Callable[..., Arrays] = Arrays, *, sums: bool) -> Verdict:
             named = ", ".join(f"{i}" for i in range(3) if empty[i]) or "none"
             return Refuted("sympy", (f"{wrong}; parts without a key: {named}",))
     return Proved("sympy", STEPS if sums else ADDED)
+
+
+OF_TWO = (
+    "the kernel's shares of two parts: exp(log Z_i - t) over their sum is Z_i / (Z_0 + Z_1), whatever the number t",
+    "t is the greater logarithm, so that no exponential passes 1: checked for logarithms of -1e4 to 1e4, and -inf",
+)
+
+
+@lru_cache(maxsize=32)
+def merging_two(text: str | None = None) -> Verdict:
+    """`text`: of the module that has `shares_of_two`."""
+    text = text or (Path(__file__).resolve().parents[2] / "runtime" / "merging.py").read_text(encoding="utf-8")
+    found = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == "shares_of_two"]
+    source = ast.unparse(ast.Module([_plain(n) for n in found], []))
+    for empty in product((False, True), repeat=2):
+        sums = [sp.Integer(0) if none else sp.Symbol(f"Z{i}", positive=True) for i, none in enumerate(empty)]
+        try:
+            share, new_share, both = _run(source, [_log(z) for z in sums], _TERMS)
+        except TypeError as error:  # a comparison of terms that has no value
+            return Refuted("sympy", (f"two parts, {sums[0]} and {sums[1]}: {error}",))
+        whole = sums[0] + sums[1]
+        wanted = [z / whole if whole != 0 else whole for z in sums]
+        right = both == -sp.oo if whole == 0 else both != -sp.oo and _same(sp.exp(both), whole)
+        if not (right and all(_same(s, w) for s, w in zip((share, new_share), wanted, strict=True))):
+            return Refuted(
+                "sympy", (f"two parts, {sums[0]} and {sums[1]}: shares {share} and {new_share}, log {both}",)
+            )
+    for x, y in product((-1e4, -100.0, 0.0, 100.0, 1e4), repeat=2):
+        numbers = _run(source, [_Number(x), _Number(y)], _NUMBERS)
+        least = exp(-abs(x - y))
+        greater, less = 1 / (1 + least), least / (1 + least)
+        right_ones = (greater, less) if x >= y else (less, greater)
+        pairs = zip(numbers, (*right_ones, max(x, y) + log1p(least)), strict=True)
+        if not all(isclose(a, b, rel_tol=1e-9, abs_tol=1e-30) for a, b in pairs):
+            return Refuted("numbers", (f"logarithms {x} and {y} of two parts: shares and their logarithm {numbers}",))
+    return Proved("sympy", OF_TWO)
+
+
+def _plain(function: ast.FunctionDef) -> ast.FunctionDef:
+    """The function without Triton's decorator."""
+    return ast.FunctionDef(
+        function.name, function.args, function.body, [], lineno=function.lineno, col_offset=function.col_offset
+    )
+
+
+def _run(source: str, given: list[Any], language: dict[str, Any]) -> Any:
+    """What `shares_of_two` returns, with this in place of Triton's language."""
+    names: dict[str, Any] = {"tl": SimpleNamespace(**language)}
+    exec(source, names)
+    return names["shares_of_two"](*given)
+
+
+def _greatest(x: Term, y: Term) -> Term:
+    """Any number, if there is one: the shares do not depend on it."""
+    return -sp.oo if x == -sp.oo and y == -sp.oo else sp.Symbol("t", real=True)
+
+
+def _log(z: Term) -> Term:
+    return -sp.oo if z == 0 else sp.log(z)
+
+
+def _same(a: Term, b: Term) -> bool:
+    return _equal(sp.nsimplify(sp.simplify(a)), b)
+
+
+class _Number(float):
+    """In a kernel's float32: exponentials above its range, and quotients by 0, are infinite."""
+
+    def __sub__(self, other: float) -> _Number:
+        return _Number(float(self) - other)
+
+    def __add__(self, other: float) -> _Number:
+        return _Number(float(self) + other)
+
+    def __rtruediv__(self, other: float) -> _Number:
+        return _Number(other / float(self) if self else inf)
+
+
+def _choice(condition: Any, one: Any, other: Any) -> Any:
+    return one if condition else other
+
+
+def _exp32(x: float) -> _Number:
+    return _Number(inf if x > 88.72 else exp(x))
+
+
+def _log32(x: float) -> _Number:
+    return _Number(-inf if x <= 0 else log(x) if x < inf else inf)
+
+
+_TERMS: dict[str, Any] = {
+    "maximum": _greatest, "minimum": _greatest, "where": _choice, "exp": sp.exp, "log": _log,
+}  # fmt: skip
+_NUMBERS: dict[str, Any] = {"maximum": max, "minimum": min, "where": _choice, "exp": _exp32, "log": _log32}
 
 
 def _wrong(arrays: Arrays, parts: list[Part], full: list[int], sums: bool) -> str | None:

@@ -11,13 +11,13 @@ The reference point may be -inf, before a row meets a key: such states are cases
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from attngen.ir.attention import Attention, Normalizer
 from attngen.ir.build import add, apply, div, mul, neg, real, sub
 from attngen.ir.nodes import Expr, Literal, Op, Symbol, Type
 from attngen.ir.printing import expression as text
 from attngen.ir.walk import nodes, substitute
-from attngen.part_sums import own_term
 from attngen.plan import KernelPlan
 from attngen.plan.score.weights import Form
 from attngen.prove.algebra.assumptions import Assumptions, assumptions
@@ -25,7 +25,7 @@ from attngen.prove.algebra.equality import equal, quotient, sign_of
 from attngen.prove.budget.work import QUESTION, Work
 from attngen.prove.definition import definition
 from attngen.prove.obligations import lemmas
-from attngen.prove.obligations.merging import merging
+from attngen.prove.obligations.merging import merging, merging_two
 from attngen.prove.obligations.ramps import ramps
 from attngen.prove.search.two_tile_example import fold_example, never_vanishes
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict, flag
@@ -359,7 +359,10 @@ class _Streaming(_Laws):
         """Parts whose kernels leave the own term out, and the own term that `finish` adds."""
         sentence = "parts of a row's keys, merged and finished once, give the whole, empty parts too"
         found = merging(sums=self.n.sums)
-        own = own_term(self.w)
+        if isinstance(found, Proved) and self.n.sums:
+            two = merging_two()
+            found = replace(found, steps=(*found.steps, *two.steps)) if isinstance(two, Proved) else two
+        own = self.w.own_term
         if isinstance(found, Proved):
             wanted = self.n.extra or real(0.0)
             verdict = self.equal(real(0.0) if own is None else exp(own), wanted if self.n.sums else real(0.0))

@@ -11,7 +11,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from . import KNOWN
+from .releases import KNOWN
 
 GLUON_KNOWN = KNOWN
 try:

@@ -14,10 +14,10 @@ import torch
 import triton
 from torch import Tensor
 
-from . import RELEASES
 from .devices import chip, copyable, has_tma, padded, strided
 from .gluon import GLUON_KNOWN, HopperDescriptor, gl
 from .launch import Launch
+from .releases import RELEASES
 from .tables import rows_by_dims
 
 

@@ -23,8 +23,8 @@ from triton import knobs
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from . import KNOWN
 from .devices import padded
+from .releases import KNOWN
 
 NONE: dict[str, Any] = {}
 SAME = "what is the same in all calls"  # a key of `values`, which no parameter can be called

@@ -6,46 +6,29 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from .attention import Attention
+from .merging import PART, Arrays
+from .places import PiecePlace, over_rows
 
-PART = tuple[Tensor, Tensor]  # out and lse
 MOST_PAIRS = 2**26  # so many are looked at one by one
 
 
-def beside_rows(x: Tensor) -> Tensor:
-    """Numbers like lse, (B, H, S) or (H, T), beside rows like those of out."""
-    return (x.transpose(0, 1) if x.dim() == 2 else x).unsqueeze(-1)
+def tensor_arrays(lse: Tensor) -> Arrays:
+    """Packed rows have their heads inside: out is (T, H, D), lse (H, T)."""
+    return Arrays(torch.exp, torch.where, torch.logaddexp, lse.dim() == 2)
 
 
-def share_of(lse: Tensor, whole: Tensor) -> Tensor:
-    return torch.where(lse == -torch.inf, 0.0, torch.exp(lse - whole))
-
-
-def shares_of(terms: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Each term's share of the whole, from logarithms, and the whole's logarithm. Shares are divided by their sum,
-    which is 1 but for the rounding of the whole's logarithm."""
-    whole = functools.reduce(torch.logaddexp, terms)
-    shares = [share_of(term, whole) for term in terms]
-    total = functools.reduce(torch.add, shares)
-    total = torch.where(total == 0.0, 1.0, total)
-    return [share / total for share in shares], whole
-
-
-def over_rows(x: Any, lengths: tuple[Any, ...]) -> Any:
-    """`x` with one element for all rows of a sequence repeated. `lengths`: rows along each axis, None along others.
-    Zeros stand in where there are no rows."""
-    if not isinstance(x, Tensor) or x.dim() != len(lengths):
+def in_shape(x: Any, shape: Sequence[int]) -> Any:
+    """`x` with dims of size 1 repeated; zeros if it has no elements."""
+    if not isinstance(x, Tensor):
         return x  # the piece refuses it
-    pairs = zip(x.shape, lengths, strict=True)
-    found = [max(1, int(n)) if n is not None and (own == 1 or own == n == 0) else own for own, n in pairs]
-    return x.expand(found) if x.numel() else x.new_zeros(found)
+    return x.expand(*shape) if x.numel() else x.new_zeros(shape)
 
 
 def gradient_of(g: Tensor | None, x: Tensor) -> Tensor:
@@ -53,47 +36,39 @@ def gradient_of(g: Tensor | None, x: Tensor) -> Tensor:
     return x.new_zeros(x.shape).float() if g is None else g.float()
 
 
-def learned_of(params: dict[str, Any]) -> dict[str, Tensor]:
+def learned_of(params: Mapping[str, Any]) -> dict[str, Tensor]:
     found = {n: x for n, x in params.items() if isinstance(x, Tensor) and x.requires_grad}
     return {n: x.detach().float().requires_grad_() for n, x in found.items()}
-
-
-class PiecePlace(NamedTuple):
-    """Where a piece is. `numbers`: q_offset, k_offset, Sq, Sk, h_offset, b_offset."""
-
-    numbers: tuple[Any, ...]
-    cu_seqlens_q: Tensor | None
-    cu_seqlens_k: Tensor | None
-    dropout_seed: Any
 
 
 class Pieces:
     """The functions over pieces of an attention. `params` are all of the whole's, by name.
 
     `piece` computes a piece with the same numbers for all sequences; `each` and `packed` one with others for each.
-    `numbers`: the params of a piece that say where it is; `read`: those of the whole that it reads. `rows`: of params
-    with an element for each row, "Sq" or "Sk" by axis. `whole`: why a number of its place must be 0, by its index.
-    `sums`: whether the normalizer divides. `own_term(lse, params, cu_seqlens_q)`: the logarithm of the denominator's
-    own term, like `lse`; -inf for rows that no sequence has.
+    `finished(out, lse)`: a context in which they return these results in place of computing them. `numbers`: the params
+    of a piece that say where it is; `read`: those of the whole that it reads. `rows`: of params with an element for
+    each row, "Sq" or "Sk" by axis. `whole`: why a number of its place must be 0, by its index. `sums`: whether the
+    normalizer divides. `draws`: whether weights are dropped. `own_term(lse, params, cu_seqlens_q)`: the logarithm of
+    the denominator's own term, like `lse`; -inf for rows that no sequence has.
     """
 
     def __init__(
         self,
-        attention: Attention,
-        piece: Callable[..., Any],
+        refuse: Callable[[str], NoReturn],
         *,
         numbers: tuple[str, ...],
-        read: tuple[str, ...] = (),
+        piece: Callable[..., Any] | None = None,
         each: Callable[..., Any] | None = None,
         packed: Callable[..., Any] | None = None,
+        finished: Callable[..., AbstractContextManager[None]] | None = None,
+        read: tuple[str, ...] = (),
         rows: dict[str, tuple[str, ...]] | None = None,
         whole: dict[int, str] | None = None,
         sums: bool = True,
         draws: bool = False,
         own_term: Callable[..., Tensor | None] | None = None,
     ) -> None:
-        self.attention, self.refuse = attention, attention.refuse
-        self.piece, self.each, self.packed = piece, each, packed
+        self.refuse, self.piece, self.each, self.packed, self.given = refuse, piece, each, packed, finished
         self.numbers, self.read, self.rows, self.whole = numbers, read, rows or {}, whole or {}
         self.sums, self.draws, self.own_term = sums, draws, own_term
 
@@ -133,50 +108,55 @@ class Pieces:
 
     # ---------------------------------------------------------------- forward
 
-    def run(self, operands: Sequence[Any], place: PiecePlace, params: dict[str, Any], scale: Any) -> Any:
-        """out and lse of a piece, from its own kernels."""
-        for i, why in self.whole.items():
-            if isinstance(place.numbers[i], Tensor) or place.numbers[i] != 0:
-                self.refuse(why)
-        given = {name: params[name] for name in self.read}
-        numbers = dict(zip(self.numbers, place.numbers, strict=False))
-        more: dict[str, Any] = {"scale": scale, "return_lse": True, "dropout_seed": place.dropout_seed}
-        if self.draws and place.dropout_seed is None:
-            self.refuse("dropout_seed is missing: all pieces of a call draw from the same one")
-        ends = place.cu_seqlens_q
-        if ends is None and not any([isinstance(x, Tensor) and x.dim() for x in numbers.values()]):
-            # To a param with an element for each row, a sequence without rows has one row, of which the piece has none.
-            lengths = {"Sq": place.numbers[2], "Sk": place.numbers[3]}
-            for name, axes in self.rows.items():
-                given[name] = over_rows(given[name], tuple(lengths.get(axis) for axis in axes))
-                for axis, number in zip(("Sq", "Sk"), self.numbers[2:4], strict=True):
-                    if axis in axes:
-                        numbers[number] = numbers[number] or 1
-            return self.piece(*operands, **given, **numbers, **more)
-        if self.each is None or self.packed is None:
+    def function(self, place: PiecePlace) -> Callable[..., Any]:
+        """The one that computes this piece."""
+        found = self.packed if place.packed else self.each if place.each else self.piece
+        if found is None:
             self.refuse(
                 "packed pieces, and numbers for each sequence, need a file with the geometries packed and pieces, of a "
                 "spec without params that have an element for each row"
             )
-        count = operands[0].shape[0] if ends is None else ends.numel() - 1
-        for name, x in numbers.items():
-            if not (isinstance(x, Tensor) and x.dim()):
-                number: Any = x
-                numbers[name] = torch.full((count,), number, dtype=torch.int32, device=operands[0].device)
-        if ends is None:
-            return self.each(*operands, **given, **numbers, **more)
-        return self.packed(*operands, **given, **numbers, **more, cu_seqlens_q=ends, cu_seqlens_k=place.cu_seqlens_k)
+        return found
 
-    def partial(self, operands: Sequence[Any], place: PiecePlace, params: dict[str, Any], scale: Any) -> PART:
+    def finished(self, place: PiecePlace, out: Tensor, lse: Tensor) -> AbstractContextManager[None]:
+        """In this block, the function of this piece returns these results in place of computing them."""
+        return nullcontext() if self.given is None else self.given(out, lse)
+
+    def run(self, operands: Sequence[Any], place: PiecePlace, params: Mapping[str, Any], scale: Any) -> Any:
+        """out and lse of a piece, from its own kernels."""
+        for i, why in self.whole.items():
+            if isinstance(place.numbers[i], Tensor) or place.numbers[i] != 0:
+                self.refuse(why)
+        if self.draws and place.dropout_seed is None:
+            self.refuse("dropout_seed is missing: all pieces of a call draw from the same one")
+        function, ends = self.function(place), place.cu_seqlens_q
+        q_offset, k_offset, Sq, Sk, *counted = place.numbers
+        given = {name: params[name] for name in self.read if name in params}
+        given, lengths = over_rows(given, self.rows, {"Sq": Sq, "Sk": Sk}, self.refuse, in_shape)
+        for name, x in zip(self.numbers, (q_offset, k_offset, *lengths.values(), *counted), strict=False):
+            if place.each and not (isinstance(x, Tensor) and x.dim()):
+                number: Any = x
+                count = operands[0].shape[0] if ends is None else ends.numel() - 1
+                x = torch.full((count,), number, dtype=torch.int32, device=operands[0].device)
+            given[name] = x
+        if ends is not None:
+            given |= {"cu_seqlens_q": ends, "cu_seqlens_k": place.cu_seqlens_k}
+        return function(*operands, **given, scale=scale, return_lse=True, dropout_seed=place.dropout_seed)
+
+    def partial(self, operands: Sequence[Any], place: PiecePlace, params: Mapping[str, Any], scale: Any) -> PART:
         learns = any([isinstance(x, Tensor) and x.requires_grad for x in (*operands, *params.values())])
         if torch.is_grad_enabled() and learns:
             self.refuse(
-                "partial is not differentiable by autograd: call it under torch.no_grad(), and "
-                f"{self.attention.name}_partial_backward"
+                "partial is not differentiable by autograd: call it under torch.no_grad(), and partial_backward for "
+                "the gradients"
             )
-        with torch.no_grad():
-            out, lse = self.run(operands, place, params, scale)
+        out, lse = self.part(operands, place, params, scale)
         return out.float(), lse
+
+    def part(self, operands: Sequence[Any], place: PiecePlace, params: Mapping[str, Any], scale: Any) -> PART:
+        """`partial`, out as the kernel stores it, in the dtype of q."""
+        with torch.no_grad():
+            return self.run(operands, place, params, scale)
 
     def merge(self, parts: Any) -> PART:
         if not isinstance(parts, (list, tuple)) or any(
@@ -188,20 +168,17 @@ class Pieces:
         for i, (out, lse) in enumerate(parts):
             self.check_part(out, lse, f" of parts[{i}]")
             self.check_like(f"out of parts[{i}]", out, parts[0][0].shape, "as in parts[0]")
-        if not self.sums:
-            return functools.reduce(torch.add, (out for out, _ in parts)), parts[0][1]
-        shares, lse = shares_of([own for _, own in parts])
-        rows = (out * beside_rows(x) for (out, _), x in zip(parts, shares, strict=True))
-        return functools.reduce(torch.add, rows), lse
+        return tensor_arrays(parts[0][1]).merged(parts, sums=self.sums)
 
-    def finish(self, out: Tensor, lse: Tensor, params: dict[str, Any], cu_seqlens_q: Tensor | None) -> PART:
+    def finish(self, out: Tensor, lse: Tensor, params: Mapping[str, Any], cu_seqlens_q: Tensor | None) -> PART:
         self.check_part(out, lse)
         self.check_ends(lse, cu_seqlens_q)
-        own = None if self.own_term is None else self.own_term(lse, params, cu_seqlens_q)
-        if own is None:
-            return out, lse
-        (share, _), whole = shares_of((lse, own.detach()))
-        return out * beside_rows(share), whole
+        own = self.own_part(lse, params, cu_seqlens_q)
+        return (out, lse) if own is None else tensor_arrays(lse).finished((out, lse), own.detach())
+
+    def own_part(self, lse: Tensor, params: Mapping[str, Any], cu_seqlens_q: Tensor | None = None) -> Tensor | None:
+        """The logarithm of the denominator's own term, like `lse`; None where there is none."""
+        return None if self.own_term is None else self.own_term(lse, params, cu_seqlens_q)
 
     # ---------------------------------------------------------------- backward
 
@@ -211,7 +188,7 @@ class Pieces:
         results: tuple[Any, Any],
         cotangents: tuple[Any, Any],
         place: PiecePlace,
-        params: dict[str, Any],
+        params: Mapping[str, Any],
         scale: Any,
         accumulate: Any,
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
@@ -232,34 +209,51 @@ class Pieces:
                 self.check_like(f"accumulate[{i}]", total, x.shape, f"like {'qkv'[i]}")
                 if total.dtype is not torch.float32:
                     self.refuse(f"accumulate[{i}] must be float32, not {total.dtype}")
+        found, gradients = self.slopes(operands, results, cotangents, place, params, scale)
+        if accumulate is None:
+            dq, dk, dv = [gradient_of(g, x) for g, x in zip(found, operands, strict=True)]
+            return dq, dk, dv, gradients
+        for total, g in zip(accumulate, found, strict=True):
+            if g is not None:
+                total.add_(g)
+        return accumulate[0], accumulate[1], accumulate[2], gradients
+
+    def slopes(
+        self,
+        operands: Sequence[Any],
+        results: tuple[Any, Any],
+        cotangents: tuple[Any, Any],
+        place: PiecePlace,
+        params: Mapping[str, Any],
+        scale: Any,
+    ) -> tuple[tuple[Tensor | None, ...], dict[str, Tensor]]:
+        """Gradients of q, k and v as the kernel stores them (None: zeros), and those of params.
+
+        With out and lse of the whole in place of the piece's own, weights exp(score - lse) and rowsum(d_out out) are
+        those of the whole, and so is each dS. No forward kernel runs.
+        """
+        (out, lse), (d_out, d_lse) = results, cotangents
         leaves, learned = [x.detach().requires_grad_() for x in operands], learned_of(params)
-        with torch.enable_grad(), self.attention.finished(out, lse):
+        with torch.enable_grad(), self.finished(place, out, lse):
             own = self.run(leaves, place, {**params, **learned}, scale)
         given = (d_out.to(own[0].dtype), d_lse)
         outputs = own if self.sums and d_lse is not None else own[:1]
-        wanted = [*leaves, *learned.values()]
-        slopes = torch.autograd.grad(outputs, wanted, given[: len(outputs)], allow_unused=True)
-        found = [gradient_of(g, x) for g, x in zip(slopes, wanted, strict=True)]
-        if accumulate is not None:
-            found[:3] = [total.add_(g) for total, g in zip(accumulate, found, strict=False)]
-        return found[0], found[1], found[2], dict(zip(learned, found[3:], strict=True))
+        found = torch.autograd.grad(outputs, [*leaves, *learned.values()], given[: len(outputs)], allow_unused=True)
+        gradients = {n: gradient_of(g, x) for g, (n, x) in zip(found[3:], learned.items(), strict=True)}
+        return found[:3], gradients
 
     def finish_backward(
-        self, results: tuple[Any, Any], cotangents: tuple[Any, Any], params: dict[str, Any], cu_seqlens_q: Any
+        self, results: tuple[Any, Any], cotangents: tuple[Any, Any], params: Mapping[str, Any], cu_seqlens_q: Any
     ) -> dict[str, Tensor]:
         (out, lse), (d_out, d_lse) = results, cotangents
         self.check_gradients(out, lse, d_out, d_lse)
         self.check_ends(lse, cu_seqlens_q)
         learned = learned_of(params)
-        own = None
-        if self.own_term is not None:
-            with torch.enable_grad():
-                own = self.own_term(lse, {**params, **learned}, cu_seqlens_q)
+        with torch.enable_grad():
+            own = self.own_part(lse, {**params, **learned}, cu_seqlens_q)
         if own is None or not own.requires_grad:
             return {n: gradient_of(None, x) for n, x in learned.items()}
-        slope = -(d_out.float() * out.float()).sum(-1)
-        slope = (slope.transpose(0, 1) if lse.dim() == 2 else slope) + (0.0 if d_lse is None else d_lse)
-        slope = share_of(own.detach(), lse) * slope
+        slope = tensor_arrays(lse).own_slope((d_out.float(), d_lse), (out.float(), lse), own.detach())
         slopes = torch.autograd.grad(own, [*learned.values()], slope, allow_unused=True)
         return {n: gradient_of(g, x) for g, (n, x) in zip(slopes, learned.items(), strict=True)}
 

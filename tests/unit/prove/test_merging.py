@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ import pytest
 from attngen.analyse import analyse
 from attngen.errors import Source
 from attngen.ir.build import real
-from attngen.part_sums import Arrays, Part
 from attngen.plan import plan
 from attngen.prove.budget.work import Work
-from attngen.prove.obligations.merging import merging
+from attngen.prove.obligations.merging import merging, merging_two
 from attngen.prove.obligations.streaming import streaming
 from attngen.prove.verdict import Proved, Refuted
+from attngen.runtime import merging as two
+from attngen.runtime.exported.merging import PART as Part, Arrays
 from attngen.syntax.parser import parse
 
 
@@ -65,6 +67,32 @@ MERGE: dict[str, dict[str, Callable[..., Any]]] = {
         "own_slope": lambda self, d, whole, own: Arrays.own_slope(self, d, whole, whole[1])
     },
 }  # fmt: skip
+
+
+TWO = {
+    "sums twice": ("total = share + new_share", "total = 2.0 * (share + new_share)"),
+    "shares exchanged": ("return share * scale, new_share * scale", "return new_share * scale, share * scale"),
+    "shares not divided": ("return share * scale, new_share * scale", "return share, new_share * scale"),
+    "the lesser reference": ("tl.maximum(lse, new_lse)", "tl.minimum(lse, new_lse)"),
+    "no reference": ("top = tl.maximum(lse, new_lse)", "top = lse"),
+    "no guard for empty parts": ('top = tl.where(top == float("-inf"), 0.0, top)', "top = top"),
+    "the other exponent": ("share = tl.exp(lse - top)", "share = tl.exp(top - lse)"),
+    "one part alone": ("total = share + new_share", "total = share"),
+    "a logarithm without its reference": ("top + tl.log(total)", "tl.log(total)"),
+    "a difference": ("total = share + new_share", "total = share - new_share"),
+    "no guard of the quotient": ("tl.where(total > 0.0, 1.0 / total, total)", "1.0 / total"),
+}
+
+
+def test_the_kernel_of_two_parts_is_proved() -> None:
+    assert isinstance(merging_two(), Proved)
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_an_edit_of_the_kernel_is_refuted(name: str) -> None:
+    text = Path(two.__file__ or "").read_text(encoding="utf-8")
+    assert text.count(TWO[name][0]) == 1
+    assert isinstance(merging_two(text.replace(*TWO[name])), Refuted)
 
 
 def _edited(changes: dict[str, Callable[..., Any]]) -> type[Arrays]:

@@ -16,16 +16,15 @@ from attngen.emit.text.prune import without_unused
 from attngen.emit.text.render import render
 from attngen.emit.torch_shared import expressions as host_expressions
 from attngen.emit.torch_shared.calls import RUNTIME
-from attngen.emit.torch_shared.own_term import own_lines, size_text
+from attngen.emit.torch_shared.own_term import own_lines, readable_term, size_text
 from attngen.emit.triton.code.names import reserved
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention, Param
 from attngen.ir.build import index
 from attngen.ir.nodes import Expr, Load, Symbol, Type
-from attngen.ir.pieces import Piece
+from attngen.ir.pieces import Piece, row_axes, uncounted
 from attngen.ir.rounded import varies
 from attngen.ir.walk import params as read_params, symbols, transform
-from attngen.part_sums import readable_term, uncounted
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.segments import Segment
 
@@ -131,21 +130,15 @@ def _keywords(params: tuple[ParamView, ...], required: Iterable[str]) -> Lines:
 
 
 def _knows(spec: Attention, piece: Piece, read: Lines, *, each: bool, term: bool) -> Lines:
-    """Arguments of the runtime's `Pieces`, after the attention."""
-    lengths = ("Sq", "Sk")
-    axes = {
-        p.name: tuple(d.id if isinstance(d, Symbol) and d.id in lengths else "" for d in p.shape)
-        for p in spec.params
-        if p.name in read
-    }
-    rows = [f"    {name!r}: {own!r}," for name, own in axes.items() if any(own)]
+    """Arguments of the runtime's `Pieces`, after those that say how it refuses a call."""
+    rows = [f"    {name!r}: {axes!r}," for name, axes in row_axes(spec).items() if name in read]
     whole: list[str] = []
     for name, why in uncounted(spec).items():
         first, *more = map(repr, textwrap.wrap(why, 100, drop_whitespace=False))
         whole += [f"    {_PLACED.index(name)}: {first}", *(f"    {x}" for x in more)]
         whole[-1] += ","
     found = (
-        f"_{spec.name}_piece",
+        f"piece=_{spec.name}_piece",
         f"numbers={piece.numbers!r}",
         *((f"each=_{spec.name}_each", f"packed=_{spec.name}_varlen_each") if each else ()),
         *(() if spec.normalizer.sums else ("sums=False",)),

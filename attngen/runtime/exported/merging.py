@@ -1,7 +1,7 @@
 """How parts of a result are merged and finished, over the arrays of any library: PyTorch's tensors, JAX's arrays.
 
 A part has `out` and `lse` of the same queries over keys of its own. lse is the logarithm of the part's denominator, so
-a part's share of a whole is exp(own lse - whole lse): the monoid that the obligation `streaming` shows of running sums.
+a part's share of a whole is exp(own lse - whole lse). attngen's prover executes these functions as they stand here.
 """
 
 from __future__ import annotations
@@ -12,19 +12,10 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from attngen.errors import UsageError
-from attngen.ir.attention import Attention
-from attngen.ir.axes import BATCHES, HEADS, cut_params
-from attngen.ir.build import apply, is_literal
-from attngen.ir.nodes import Expr, Op
-from attngen.ir.walk import symbols
-from attngen.plan.score.weights import Weights
-
-Part = tuple[Any, Any]
-"""out and lse."""
+PART = tuple[Any, Any]  # out and lse
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Arrays:
     """A library's functions. `heads_inside`: heads are behind rows in out, (…, S, H, Dv), while lse is (…, H, S)."""
 
@@ -54,60 +45,23 @@ class Arrays:
         total = self.where(total == 0.0, 1.0, total)
         return [share / total for share in shares], whole
 
-    def merged(self, parts: Sequence[Part], *, sums: bool) -> Part:
+    def merged(self, parts: Sequence[PART], *, sums: bool) -> PART:
         """Of one part or more. `sums`: whether the normalizer divides; without, results add up."""
         if not sums:
-            return reduce(operator.add, (out for out, _ in parts)), parts[0][1]
+            return reduce(operator.add, [out for out, _ in parts]), parts[0][1]
         shares, lse = self.shares([own for _, own in parts])
-        rows = (out * self.beside(share) for (out, _), share in zip(parts, shares, strict=True))
+        rows = [out * self.beside(share) for (out, _), share in zip(parts, shares, strict=True)]
         return reduce(operator.add, rows), lse
 
-    def finished(self, part: Part, own: Any) -> Part:
+    def finished(self, part: PART, own: Any) -> PART:
         """`own`: the logarithm of the denominator's own term, like lse."""
         out, lse = part
         (share, _), whole = self.shares((lse, own))
         return out * self.beside(share), whole
 
-    def own_slope(self, cotangents: tuple[Any, Any], whole: Part, own: Any) -> Any:
+    def own_slope(self, cotangents: tuple[Any, Any], whole: PART, own: Any) -> Any:
         """The gradient of `own` from those of the finished results; that of lse may be None."""
         d_out, d_lse = cotangents
         out, lse = whole
         slope = -self.sums(d_out * out)
         return self.share(own, lse) * (slope if d_lse is None else slope + d_lse)
-
-
-_KNOWN = {"b", "h", "Hq"}
-OF_PACKED_ROWS = (
-    "the denominator's own term reads `b`, and packed rows do not say whose they are: finish each sequence by itself"
-)
-
-
-def uncounted(spec: Attention) -> dict[str, str]:
-    """Why a piece must have all heads, or all sequences, of the whole, by the argument's name. A kernel counts its own
-    heads and sequences from 0."""
-    axes = {"h_offset": (HEADS, "`h` or `hkv`", "head"), "b_offset": (BATCHES, "`b`", "sequence")}
-    return {
-        name: f"{name} must be 0: the spec reads {index} otherwise than to find a param's own element, so each piece "
-        f"needs the {noun}s of the whole"
-        for name, (axis, index, noun) in axes.items()
-        if cut_params(spec, axis) is None
-    }
-
-
-def readable_term(name: str, w: Weights) -> Expr | None:
-    """`own_term` of the spec `name`. Raises `UsageError` where it reads what functions of parts are not told."""
-    term = own_term(w)
-    unknown = [] if term is None else sorted(symbols(term) - _KNOWN)
-    if unknown:
-        raise UsageError(
-            f"{name}: the denominator's own term reads `{unknown[0]}`, which functions of parts are not told: "
-            "give it as a param with a number for each head"
-        )
-    return term
-
-
-def own_term(w: Weights) -> Expr | None:
-    """The logarithm of the denominator's own term; None where there is none."""
-    if w.log_extra is None and w.extra is not None and not is_literal(w.extra, 0):
-        return apply(Op.LOG, w.extra)
-    return w.log_extra
