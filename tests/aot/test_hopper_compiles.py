@@ -12,6 +12,7 @@ from triton import knobs
 
 import attngen
 from attngen.plan.tiles.hopper import apart_skeletons, backward_skeletons, skeletons
+from attngen.plan.tiles.traits import traits
 
 DIMS = ((64, 64), (128, 128), (256, 256), (192, 128), (80, 64))
 SAMPLE = {("causal", dims) for dims in DIMS[:3]} | {("windowed_alibi", (80, 64)), ("documents", (128, 128))}
@@ -34,9 +35,11 @@ MORE |= {
         ("custom_normalizer", (64, 64), 72),
         ("documents", (64, 64), 32),
         ("full_bias", (128, 128), 44),
+        ("block_sparse", (128, 128), 190),
     )
 }
-"""Where a mask has several ends, in tiles of 128 queries, and addresses of a pair: most where a tile needs its mask. In
+"""Where a mask has several ends, in tiles of 128 queries, addresses of a pair, and a loop over a list of each row: most
+where a tile needs its mask. In
 one that needs none 0 to 8 of some 570 instructions of a warpgroup, under `full_bias` 10 of 690."""
 
 
@@ -50,14 +53,14 @@ def test_it_fits_and_keeps_to_registers(name: str, dims: tuple[int, int]) -> Non
     kernel = build(name)
     found = binaries(kernel, "sm_90", dims, kind="ptx")  # as the tests of the parts have it
     blocks = tuple(max(64, 1 << (d - 1).bit_length()) for d in dims)
-    has_row = blocks in skeletons(kernel.plan, kernel.spec.tile)
+    has_row = blocks in skeletons(traits(kernel.plan), kernel.spec.tile)
     assert ("hopper_forward" in found) == has_row
     assert ("list_key_runs" in found) == (has_row and bool(kernel.plan.keys.tests))
-    has_backward = blocks in backward_skeletons(kernel.plan, kernel.spec.tile)
+    has_backward = blocks in backward_skeletons(traits(kernel.plan), kernel.spec.tile)
     assert ("hopper_backward" in found) == ("collect" in found) == has_backward
     assert {"forward", "dkdv", "dq"} <= found.keys()  # those for all cards are there, too
     assert not refused(found, "sm_90")
-    has_apart = blocks in apart_skeletons(kernel.plan, kernel.spec.tile)
+    has_apart = blocks in apart_skeletons(traits(kernel.plan), kernel.spec.tile)
     assert ("hopper_dkdv" in found) == ("hopper_dq" in found) == has_apart
     for kind in (k for k in found if k.startswith("hopper_")):
         assert found[kind].loop_spills <= MORE.get((name, dims, kind.removesuffix("_2")), SPILLS)

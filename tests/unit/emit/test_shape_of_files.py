@@ -25,14 +25,14 @@ LINES, ARGUMENTS, OPERANDS = 80, 12, {"portable": 24, "auto": 37}
 those of a kernel that the host launches: in portable kernels of `causal` at most 24, the aim for all. Sizes come one by
 one, since Triton compiles a kernel again for other numbers in a tuple."""
 SIZES = {
-    "": 1780,
-    "--arch portable": 550,
-    "--arch sm_90 --head-dim 128": 1330,
-    "--arch sm_90 --head-dim 128 --forward": 655,
-    "--geometry lengths,packed,pieces": 6200,
+    "": 1750,
+    "--arch portable": 535,
+    "--arch sm_90 --head-dim 128": 1300,
+    "--arch sm_90 --head-dim 128 --forward": 640,
+    "--geometry lengths,packed,pieces": 6110,
 }
 """Lines of the own part of causal's file at most, by option. The aims are 1,550, 560, 1,150, 600 and 5,500."""
-RUNTIME = 4550
+RUNTIME = 4630
 """Lines of the runtime at most; the aim is 3,200."""
 
 
