@@ -651,10 +651,8 @@ def _rows_kernel(
         # Clears the counters of later kernels. Programs suffice for all of them.
         at = tl.cast(tl.program_id(0), tl.int64) * 128 + tl.arange(0, 128)
         tl.store(counters_ptr + at, tl.zeros([128], tl.int32), mask=at < n_counters)
-    n_tiles = tl.cdiv(Sq, ROWS)
-    q0 = tl.program_id(0) % n_tiles * ROWS
-    batch = tl.program_id(0) // n_tiles // Hq
-    head = tl.program_id(0) // n_tiles % Hq
+    tile, batch, head = items.head_after_head(tl.cdiv(Sq, ROWS), Hq)
+    q0 = tile * ROWS
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
     queries = q0 + tl.arange(0, ROWS)
     lse = tl.load(lse_ptr + row + queries, mask=queries < Sq, other=0.0)
