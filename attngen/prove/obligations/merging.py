@@ -224,7 +224,8 @@ class _Cell:
         return _Cell(self.term * _term(other))
 
     def __truediv__(self, other: Any) -> _Cell:
-        return _Cell(self.term / _term(other))
+        divisor = _term(other)
+        return _Cell(sp.nan if divisor == 0 else self.term / divisor)
 
     __radd__, __rmul__ = __add__, __mul__
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from attngen.prove.obligations.merging import merging, merging_two
 from attngen.prove.obligations.streaming import streaming
 from attngen.prove.verdict import Proved, Refuted
 from attngen.runtime import merging as two
+from attngen.runtime.exported import merging as exported
 from attngen.runtime.exported.merging import PART as Part, Arrays
 from attngen.syntax.parser import parse
 
@@ -67,6 +70,36 @@ MERGE: dict[str, dict[str, Callable[..., Any]]] = {
         "own_slope": lambda self, d, whole, own: Arrays.own_slope(self, d, whole, whole[1])
     },
 }  # fmt: skip
+
+
+ARRAYS = {
+    "sums twice": ("share / total for share", "share / (2.0 * total) for share"),
+    "no guard for empty parts": ("total = self.where(total == 0.0, 1.0, total)", "pass"),
+    "a share upside down": ("self.exp(lse - whole)", "self.exp(whole - lse)"),
+    "no share of empty parts": (
+        'self.where(lse == float("-inf"), 0.0, self.exp(lse - whole))',
+        "self.exp(lse - whole)",
+    ),
+    "out not scaled": ("return out * self.beside(share), whole", "return out, whole"),
+    "the other share": ("(share, _), whole = self.shares((lse, own))", "(_, share), whole = self.shares((lse, own))"),
+    "shares added": ("out * self.beside(share) for (out, _)", "out + self.beside(share) for (out, _)"),
+    "a part left out": ("zip(parts, shares, strict=True)", "zip(parts[1:], shares[1:], strict=True)"),
+    "lse of the first": ("return reduce(operator.add, rows), lse", "return reduce(operator.add, rows), parts[0][1]"),
+    "a slope of the other sign": ("slope = -self.sums(d_out * out)", "slope = self.sums(d_out * out)"),
+    "a slope without its share": ("return self.share(own, lse) * (", "return ("),
+    "a slope taken off": ("slope + d_lse", "slope - d_lse"),
+}
+"""Edits of the text that library, files and JAX share."""
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_an_edit_of_the_text_is_refuted(name: str) -> None:
+    text = Path(exported.__file__ or "").read_text(encoding="utf-8")
+    assert text.count(ARRAYS[name][0]) == 1
+    edited = ModuleType("edited_merging")
+    sys.modules[edited.__name__] = edited  # where dataclasses look
+    exec(text.replace(*ARRAYS[name]), edited.__dict__)
+    assert isinstance(merging(edited.Arrays, sums=True), Refuted)
 
 
 TWO = {
