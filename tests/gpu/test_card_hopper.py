@@ -129,7 +129,7 @@ def test_a_thousand_runs_give_the_same_bits() -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v = (torch.randn(2, 4, 1500, 128, generator=generator, device="cuda").bfloat16() for _ in range(3))
     out, lse = kernel(q, k, v, return_lse=True)
-    assert module_of(kernel).hopper_row(module_of(kernel).HOPPER, q, k, v) is not None
+    assert module_of(kernel).host.hopper_row(module_of(kernel).HOPPER, q, k, v) is not None
     for _ in range(1000):
         again, lse_again = kernel(q, k, v, return_lse=True)
         assert torch.equal(out, again) and torch.equal(lse, lse_again)
@@ -219,7 +219,7 @@ def check_gradients(kernel: attngen.Kernel, dims: tuple[int, int], lengths: Sequ
 def test_its_gradients_are_those_of_the_definition(name: str, dims: tuple[int, int]) -> None:
     kernel = compiled(name)
     leaves, _ = drawn((4, 2), (16, 16), dims, torch.bfloat16, 1, 0)
-    assert module_of(kernel).hopper_row(module_of(kernel).HOPPER_BACKWARD, *leaves[:3]) is not None
+    assert module_of(kernel).host.hopper_row(module_of(kernel).HOPPER_BACKWARD, *leaves[:3]) is not None
     check_gradients(kernel, dims, [(333, 333), (130, 130)] if name == "documents" else [(200, 333), (270, 130)])
 
 
