@@ -361,7 +361,7 @@ def argument(x: Any) -> Any:
         return Pointer(memory(x.as_strided((last + 1 if x.numel() else 0,), (1,))))
     if isinstance(x, bool | Descriptor) or x is None:
         return x
-    return Tile(typed(x, None))
+    return tuple(map(argument, x)) if isinstance(x, tuple) else Tile(typed(x, None))
 
 
 def install(module: ModuleType, schedule: Schedule = USUAL) -> list[str]:

@@ -168,7 +168,7 @@ def test_a_scale_that_log_sum_exps_cannot_be_divided_by_takes_the_portable_kerne
     made = case(text_of("causal"), (64, 64), (1, 1, 1, 8, 8), torch.bfloat16)
     q, k, v = (x.contiguous() for x in (made.q, made.k, made.v))
     asked = made.module.Backward(has_d_lse=False, precise=False, needed=(), usual=usual)
-    known = made.module._attention.layout(q, k, v)
+    known = made.module._attention.layout((q, k, v), ())
     found = made.module._backward_launches(known, {}, q, k, v, q, q, k, v, asked)
     names = ("_rows_kernel", "_hopper_backward_kernel", "_collect_kernel")
     assert tuple(x.kernel.name for x in found) == (names if usual else ("_rows_kernel", "_dkdv_kernel", "_dq_kernel"))
