@@ -50,8 +50,8 @@ def merging(make: Callable[..., Arrays] = Arrays, *, sums: bool) -> Verdict:
 
 
 OF_TWO = (
-    "the kernel's shares of two parts: exp(log Z_i - t) over their sum is Z_i / (Z_0 + Z_1), whatever the number t",
-    "t is the greater logarithm, so that no exponential passes 1: checked for logarithms of -1e4 to 1e4, and -inf",
+    "the kernel's shares of two parts: exp(log Z_i - log T) over their sum is Z_i / (Z_0 + Z_1), for any T",
+    "log T is the greater logarithm, so that no exponential passes 1: checked for logarithms of -1e4 to 1e4",
 )
 
 
@@ -101,7 +101,7 @@ def _run(source: str, given: list[Any], language: dict[str, Any]) -> Any:
 
 def _greatest(x: Term, y: Term) -> Term:
     """Any number, if there is one: the shares do not depend on it."""
-    return -sp.oo if x == -sp.oo and y == -sp.oo else sp.Symbol("t", real=True)
+    return -sp.oo if x == -sp.oo and y == -sp.oo else sp.log(sp.Symbol("T", positive=True))
 
 
 def _log(z: Term) -> Term:
@@ -109,7 +109,7 @@ def _log(z: Term) -> Term:
 
 
 def _same(a: Term, b: Term) -> bool:
-    return _equal(sp.nsimplify(sp.simplify(a)), b)
+    return _equal(sp.nsimplify(a), b)
 
 
 class _Number(float):
