@@ -158,7 +158,7 @@ class Kernel:
         if attention is None:
             vars(module).update(_Refusal=UsageError, _CALLER=7)
         else:
-            attention.refusal, attention.caller = UsageError, 7
+            attention.refusal, attention.caller = UsageError, 9
         return Loaded(getattr(module, f"{self.name}{ending}"), attention)
 
     def with_results(self, out: Any, lse: Any) -> AbstractContextManager[None]:

@@ -49,7 +49,7 @@ ONE_LINE = [
     ("mask = k not q", "missing-operator", "not", "write `and not` or `!=`, or `not in` with a list behind it"),
     ("mask = k in", "missing-value", "in", "add a value"),
     ("mask = k < in", "missing-value", "in", "for a name, choose another, such as `in_`"),
-    ("param in: int", "missing-name", "in", "choose another, such as `in_`"),
+    ("param in: bool", "missing-name", "in", "choose another, such as `in_`"),
     ("param t: f32[in]", "missing-name", "in", "choose another, such as `in_`"),
     ("let f(in) = 1", "missing-name", "in", "choose another, such as `in_`"),
     ("mask = 0 <= k in t", "chain", "0 <= k in t", "put brackets around it, or join two conditions with `and`"),

@@ -113,7 +113,7 @@ class Attention(Calls):
         self.at_pointers = tuple(3 + i for i, p in enumerate(params) if p.by_pointer)
         self.at_learned = tuple(3 + i for i, p in enumerate(params) if p.learns)
         self.refusal: type[Exception] = ValueError  # an `attngen.Kernel` sets its own subclass
-        self.caller = 5  # the stack level of warnings; an `attngen.Kernel` adds 2
+        self.caller = 7  # the stack level of warnings; an `attngen.Kernel` adds 2
         self.tensors_alone = not (self.at_scalars or dropout)
         self.at_scale = 3 + len(params)
         self.at_precise = self.at_scale + dropout + self.rounds  # of the operator's inputs, like those above

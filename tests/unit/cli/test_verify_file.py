@@ -145,7 +145,7 @@ def test_wrong_pieces_of_a_file_are_seen(tmp_path: Path, run: Run, monkeypatch: 
     options = {"arch": "portable", "head_dim": 16, "dtype": "fp32", "forward": True}
     source = attngen.compile(SPEC, tile=(16, 16), geometry=("pieces",), **options).source
     wrong = source.replace(
-        "        shares, lse = shares_of([", "        parts = parts[:1]\n        shares, lse = shares_of(["
+        "        shares, lse = self.shares([", "        parts = parts[:1]\n        shares, lse = self.shares(["
     )
     assert wrong != source
     status, out, _ = run(written(tmp_path, wrong))

@@ -115,7 +115,7 @@ def sums_are_right(made: Any, packed: bool, monkeypatch: pytest.MonkeyPatch, ker
 
         monkeypatch.setattr(run, "_Params", Seen)
         monkeypatch.setattr(run, "post", sums.post)
-        monkeypatch.setattr(run.pieces, "slopes", sums.slopes)
+        monkeypatch.setattr(run.torch_pieces, "slopes", sums.slopes)
         q, k, v = sums.operands
         lse = torch.zeros((HEADS, rows[0]) if packed else (1, HEADS, rows[0]))
         last = next((s for s in of_rank if s.kept), None)
