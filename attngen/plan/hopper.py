@@ -13,8 +13,9 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 from attngen.ir.nodes import Expr, Load
 from attngen.ir.walk import reads
+from attngen.plan.mask.holes import TileTest
 from attngen.plan.mask.lists import Lists
-from attngen.plan.mask.loops import Run
+from attngen.plan.mask.loops import Loops, Run
 from attngen.plan.mask.shares import Wanted
 from attngen.plan.mask.turns import Cells
 from attngen.plan.mask.walks import Hull, Share, Walk
@@ -224,7 +225,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopperForward:
-    """`walk` numbers the tiles of keys, backwards from the last where `backwards`; a warpgroup's own queries meet a
+    """`walk` numbers the tiles of keys of `loops`, backwards from the last where `backwards`; a warpgroup's own queries meet a
     tile at the steps of `share` alone. A tile outside of the runs `unmasked`, which are those of a warpgroup's own
     queries, needs the mask. All ends of runs are `limited`.
     `of_sequences`: rows that packed sequences and lengths take in the place of these. `ramp`: the logit as this kernel
@@ -233,6 +234,7 @@ class HopperForward:
     """
 
     rows: tuple[tuple[Dims, Skeleton], ...]
+    loops: Loops
     walk: Walk
     backwards: bool
     share: Share | None
@@ -271,6 +273,7 @@ class ListedWalk:
     """A walk, whose ends are `limited`, which of its tiles need no mask, and whose lists name its ends where tests of
     data decide."""
 
+    loops: Loops
     walk: Walk
     unmasked: tuple[Run, ...]
     lists: Lists | None
@@ -289,13 +292,15 @@ class HopperApart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopperPlan:
     """`slack`: by how many powers of two the forward kernel's reference may lag behind the maximum; 0: it does not.
-    `cells`: the ints in which programs count."""
+    `cells`: the ints in which programs count. `map`: which tiles are walked at all, where a mask leaves holes between
+    them: then walks number those that a map names."""
 
     slack: int
     forward: HopperForward | None
     backward: HopperBackward | None
     apart: HopperApart | None
     cells: Cells
+    map: TileTest | None = None
 
     def for_head_dim(self, head_dim: tuple[int, int]) -> HopperPlan:
         """The kernels that tensors of this head dim, of Q and K, and of V, can use."""

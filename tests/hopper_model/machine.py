@@ -157,6 +157,10 @@ class Language:
         return Tile(np.min(x.values, axis=axis))
 
     @staticmethod
+    def cumsum(x: Tile, axis: int) -> Tile:
+        return Tile(np.cumsum(x.values, axis=axis, dtype=x.dtype))
+
+    @staticmethod
     def gather(x: Tile, index: Tile, axis: int) -> Tile:
         assert index.values.min() >= 0 and index.values.max() < x.shape[axis]
         return Tile(np.take_along_axis(x.values, index.values, axis))

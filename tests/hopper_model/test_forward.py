@@ -49,7 +49,10 @@ def forward(
     made = replace(made, q=made.q * steep)
     function = getattr(made.module, made.kernel.name)
     out, lse = function(made.q, made.k, made.v, return_lse=True, **made.given)
+    hopper = made.kernel.plan.hopper
+    assert hopper is not None
     lists = ["_list_key_runs_kernel"] if made.kernel.plan.keys.tests else []
+    lists = ["_map_keys_kernel", "_list_keys_kernel"] if hopper.map else lists
     assert made.launched == [*lists, "_hopper_forward_kernel"]
     right = made.truth()
     met = np.isfinite(right.lse)

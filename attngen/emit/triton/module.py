@@ -31,6 +31,7 @@ from attngen.emit.triton.hopper.backward import (
     gluon_pair_view,
 )
 from attngen.emit.triton.hopper.forward import GluonView, gluon_view
+from attngen.emit.triton.hopper.map import MapView, map_view
 from attngen.emit.triton.hopper.narrowed import by_kernel, everywhere
 from attngen.emit.triton.hopper.shares import LIMITS
 from attngen.emit.triton.host.call import CallParts, call_view
@@ -116,7 +117,8 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     gradients = gradient_views(plan, frame.params, {p.name: p.host_lines for p in pair_gradients})
     mask = kernel_code(query_packing, Level.COLUMN, passes.Pass({}, {}), query_words)
     hopper = _hopper_views(
-        packing, options, hopper_forward, weights, with_bits(key_tests), hopper_codes, mask, backward, gradients
+        packing, options, hopper_forward, weights, with_bits(key_tests), hopper_codes, mask, backward, gradients,
+        map_view(frame, plan.hopper.map if plan.hopper is not None else None),
     )
     if hopper.some:
         tests = with_bits(tests)
@@ -140,6 +142,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         dkdv_sums=dkdv_sums,
         pairs=pair_gradients,
         precise=weights.saves_rest,
+        map=hopper.map,
     )
     launched = backward_launches(kernels)
     row_values = row_values_view(
@@ -223,6 +226,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "fast_bwd": fast_bwd,
         "apart": apart,
         "pair": hopper.pair,
+        "map": hopper.map,
         "limits": LIMITS,
         "split": split,
         "keys": keys,
@@ -283,6 +287,7 @@ class _HopperViews:
     fast_bwd: GluonBackwardView | None = None
     apart: GluonApartView | None = None
     pair: GluonPairView | None = None
+    map: MapView | None = None
 
     @property
     def tables(self) -> dict[str, tuple[str, ...]]:
@@ -314,6 +319,7 @@ def _hopper_views(
     mask: KernelCode,
     backward: BackwardView,
     gradients: tuple[GradientView, ...],
+    map: MapView | None,
 ) -> _HopperViews:
     """Nothing where the file is meant for other chips. `frame` is that of the forward kernel, `codes` those of backward
     kernels; `mask` the code of the mask alone, of a tile with keys down."""
@@ -330,12 +336,13 @@ def _hopper_views(
     sequences = options.sequences
     fast_bwd = gluon_backward_view(hopper, printer, params, frame.sizes, gradients, tuned, sequences=sequences)
     return _HopperViews(
-        gluon_view(frame, hopper.forward, forward, weights, key_tests, tuned, sequences=sequences),
+        gluon_view(frame, hopper.forward, forward, weights, key_tests, tuned, map=map, sequences=sequences),
         fast_bwd,
         gluon_apart_view(
             plan, hopper.apart, printer, codes.dq, codes.dq_sums, params, backward.flags, frame.sizes, gradients, tuned
         ),
         gluon_pair_view(codes.dkdv, mask, backward.dk_factor_in_tile),
+        map,
     )
 
 
@@ -402,6 +409,7 @@ def _sections(
         found.append(Section("forward, short queries", (Part(template="short_queries/kernels"),)))
     if hopper.some:
         shared = [Part(template="hopper/helpers")]
+        shared += [Part(template="hopper/map")] if hopper.map is not None else []
         shared += [Part(template="hopper/sequences")] if hopper.sequences else []
         own = (Part(template="hopper/forward", code=forward),) if hopper.fast is not None else ()
         found.append(Section("forward, for compute capability 9.0", (*shared, *own)))

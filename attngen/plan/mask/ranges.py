@@ -36,6 +36,8 @@ class TileRanges:
     any: tuple[Segment, ...]
     all: tuple[Segment, ...]
     tests: tuple[DataTest, ...]
+    solved: bool = True
+    """Whether `any` and `all` are of every condition of the mask; some may have said nothing."""
 
 
 def tile_ranges(mask: Expr, axis: str, facts: Facts, *, named: frozenset[str] = frozenset()) -> TileRanges:
@@ -44,7 +46,7 @@ def tile_ranges(mask: Expr, axis: str, facts: Facts, *, named: frozenset[str] = 
     inside = Pair((Segment(integer(0), solver.size),), (Segment(integer(0), solver.size),))
     found = meet(inside, solver.solve(mask))
     some, every = (tuple(_in_positions(s, solver.size, facts) for s in segments) for segments in (found.any, found.all))
-    return TileRanges(axis, some, every, tuple(solver.tests))
+    return TileRanges(axis, some, every, tuple(solver.tests), solver.solved)
 
 
 def _in_positions(s: Segment, size: Expr, facts: Facts) -> Segment:
@@ -68,6 +70,7 @@ class _Solver:
         self.held = HeldTile(self.other, *ends(axis), facts)
         self.facts = facts
         self.tests: list[DataTest] = []
+        self.solved = True
 
     # ------------------------------------------------------------ conditions
 
@@ -75,6 +78,7 @@ class _Solver:
         return (Segment(integer(0), self.size),)
 
     def unknown(self) -> Pair:
+        self.solved = False
         return Pair(self.everything(), ())
 
     def solve(self, c: Expr) -> Pair:

@@ -32,6 +32,7 @@ from attngen.plan.hopper import (
 )
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import is_dear, is_dear_for_pairs
+from attngen.plan.mask.holes import TileTest, named
 from attngen.plan.mask.loops import Loops, Run
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
@@ -81,23 +82,29 @@ keys, in 64 bits or of two kinds, would not fit beside scores, sums and weights.
 turns."""
 
 
-def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: bool = True) -> HopperPlan:
+def hopper_plan(
+    plan: KernelPlan, tile: tuple[int, int] | None, consecutive: bool = True, mapped: bool = True
+) -> HopperPlan:
     """Every decision about these kernels. `tile` is the spec's own, or the user's in its place. Unless `consecutive`,
-    it is listed who waits for whom, also where tiles seem to follow each other.
+    it is listed who waits for whom, also where tiles seem to follow each other. Unless `mapped`, no map says which tiles
+    are walked.
     """
     assert plan.gpu_walks is not None  # the portable kernels are beside these
     found = traits(plan)
+    found = found if mapped else replace(found, test=None)
     dense, fetched = skeletons(found, tile), found.fetched
     slack = SLACK if plan.weights.form is Form.EXPONENTIAL and skeletons(found, None) else 0
     backwards = slack > 0 and _from_the_diagonal(plan)
-    keys, queries = plan.key_loops, plan.query_loops
+    test = found.test
+    keys, queries = (named("k"), named("q")) if test else (plan.key_loops, plan.query_loops)
     forward = HopperForward(
         rows=_rows(dense),
+        loops=keys,
         walk=at_least_one(walk(keys, backwards=backwards)),
         backwards=backwards,
         share=share(keys, backwards=backwards),
         unmasked=_own(keys),
-        lists=listed(plan.keys) if plan.keys.tests else None,
+        lists=test.lists if test else listed(plan.keys) if plan.keys.tests else None,
         of_sequences=_changed(dense, skeletons(found, tile, sequences=True)),
         ramp=found.ramp if slack else None,
         fetched=fetched,
@@ -108,7 +115,7 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         rows=_rows(whole),
         hull=hull(queries),
         unmasked=_own(queries),
-        lists=None if consecutive and found.in_turn else listed(plan.queries),
+        lists=test.lists if test else None if consecutive and found.in_turn else listed(plan.queries),
         row_terms=found.row_terms,
         elsewhere=sums_beside(plan),
         grouped=grouped(found),
@@ -116,8 +123,8 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
     )
     apart = HopperApart(
         rows=_rows(apart_skeletons(found, tile)),
-        queries=_apart_walk(queries, plan.queries),
-        keys=_apart_walk(keys, plan.keys),
+        queries=_apart_walk(queries, plan.queries, test),
+        keys=_apart_walk(keys, plan.keys, test),
         elsewhere=sums_beside_dkdv(plan),
     )
     return HopperPlan(
@@ -126,11 +133,13 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         backward=backward if backward.rows and queries.names else None,
         apart=apart if apart.rows and queries.names and keys.names else None,
         cells=Cells(),
+        map=test,
     )
 
 
-def _apart_walk(loops: Loops, walked: TileRanges) -> ListedWalk:
-    return ListedWalk(at_least_one(walk(loops)), loops.full, listed(walked) if walked.tests else None)
+def _apart_walk(loops: Loops, walked: TileRanges, test: TileTest | None) -> ListedWalk:
+    lists = test.lists if test else listed(walked) if walked.tests else None
+    return ListedWalk(loops, at_least_one(walk(loops)), loops.full, lists)
 
 
 def _rows(table: Mapping[tuple[int, int], _Row]) -> tuple[tuple[Dims, _Row], ...]:
@@ -191,7 +200,7 @@ def _from_the_diagonal(plan: KernelPlan) -> bool:
 
 def _fastest(t: Traits, *, sequences: bool) -> Mapping[tuple[int, int], Skeleton]:
     plan = t.plan
-    if plan.keys.tests and len(plan.keys.any) > 2:  # a list's ends, in registers of their own, are too many
+    if plan.keys.tests and not t.test and len(plan.keys.any) > 2:  # a list's ends, in registers of their own, are too many
         return {}
     if not (plan.key_loops.full or plan.key_loops.partial):  # no query has a key
         return {}
@@ -204,7 +213,7 @@ def _fastest(t: Traits, *, sequences: bool) -> Mapping[tuple[int, int], Skeleton
             small = {dims: _three(128, ordered=True) for dims in ((32, 32), (64, 64))}
             return {**small, **_MIDDLE, **_LATENT, **_WIDE}
         case Burden.LIGHT | Burden.ENDS | Burden.SCORE | Burden.DATA:
-            exponential, some_whole = plan.weights.form is Form.EXPONENTIAL, bool(plan.key_loops.full)
+            exponential, some_whole = plan.weights.form is Form.EXPONENTIAL, bool(plan.key_loops.full or t.test)
             if t.burden is Burden.DATA:
                 return _TESTED if exponential and some_whole and not t.pairs else {}
             if not exponential:
@@ -260,10 +269,10 @@ def backward_skeletons(
     """
     plan = t.plan
     heavy = t.burden is Burden.RANDOM or plan.weights.form is not Form.EXPONENTIAL
-    some_whole = plan.key_loops.full and plan.query_loops.full
+    some_whole = t.test or (plan.key_loops.full and plan.query_loops.full)
     if own is not None or heavy or not (some_whole or t.named):
         return {}
-    if len(own_stretches(plan.queries)) != 1 and not t.begin_together:
+    if not t.test and len(own_stretches(plan.queries)) != 1 and not t.begin_together:
         return {}
     if t.heads_differ_in_keys:
         return {}

@@ -28,6 +28,7 @@ from attngen.prove.obligations.orders import items_answer, keys_answer, neighbou
 from attngen.prove.obligations.part_walks import cut_answer, half_answer, limit_answer
 from attngen.prove.obligations.portable_walks import ITEMS
 from attngen.prove.obligations.shares import members_answer, parts_answer
+from attngen.prove.obligations.tile_tests import test_answer
 from attngen.prove.obligations.tile_walks import (
     fetched_answer,
     hull_answer,
@@ -42,11 +43,18 @@ from attngen.prove.verdict import Claim
 TURNS = "queries, turns"
 """A claim that a plan can do without: then it is listed who waits for whom."""
 
+MAP = "keys, map"
+"""Likewise: then walks are those of stretches."""
+
 
 def hopper_walks(claims: WalkClaims) -> Iterator[Claim]:
     found = claims.plan.hopper
     if found is None:
         return
+    if found.map is not None:
+        sentence = "what the extremes of two tiles say of the mask holds for each of their pairs"
+        answer = test_answer(claims.plan.attention, found.map, claims.work)
+        yield claims.claim(MAP, sentence, answer)
     if found.forward is not None:
         yield from _forward(claims, found.forward)
     if found.backward is not None:
@@ -58,7 +66,7 @@ def hopper_walks(claims: WalkClaims) -> Iterator[Claim]:
 
 
 def _forward(claims: WalkClaims, forward: HopperForward) -> Iterator[Claim]:
-    name, loops = "Hopper forward", claims.plan.key_loops
+    name, loops = "Hopper forward", forward.loops
     yield claims.walk(f"{name}, walk", f"{name}: the walk over keys", forward.walk, loops.runs)
     late, inside = claims.plan.longest_first, forward.batches_inside
     yield _items(claims, name, _index(claims).of("tile_of_item", LATE=late, BATCHES_INSIDE=inside))
@@ -66,7 +74,7 @@ def _forward(claims: WalkClaims, forward: HopperForward) -> Iterator[Claim]:
         sentence = f"{name}: the steps that a warpgroup skips take no tile that its own queries meet"
         answer = share_answer(claims.context(), _index(claims), forward.walk, forward.share, claims.work.part())
         yield claims.claim(f"{name}, share", sentence, answer)
-    yield _limit(claims, name, of_parts=True)
+    yield from _limit(claims, name, of_parts=True)
     yield _unmasked(claims, name, forward.unmasked, _own(loops))
     yield from _lists(claims, name, forward.lists)
     if forward.fetched is not None:
@@ -85,10 +93,12 @@ def _items(claims: WalkClaims, name: str, f: Function) -> Claim:
     return claims.claim(f"{name}, items", f"{name}: {ITEMS}", items_answer(claims.context(), f, claims.work.part()))
 
 
-def _limit(claims: WalkClaims, name: str, *, of_parts: bool) -> Claim:
+def _limit(claims: WalkClaims, name: str, *, of_parts: bool) -> Iterator[Claim]:
+    if claims.plan.hopper is not None and claims.plan.hopper.map is not None:
+        return
     answer = limit_answer(claims.context(), _index(claims), claims.work.part(), of_parts=of_parts)
     sentence = f"{name}: ends of runs brought to the end of the sequence leave its tiles in the runs that they are in"
-    return claims.claim(f"{name}, end", sentence, answer)
+    yield claims.claim(f"{name}, end", sentence, answer)
 
 
 def _backward(claims: WalkClaims, backward: HopperBackward) -> Iterator[Claim]:
@@ -111,15 +121,12 @@ def _backward(claims: WalkClaims, backward: HopperBackward) -> Iterator[Claim]:
 
 
 def _apart(claims: WalkClaims, apart: HopperApart) -> Iterator[Claim]:
-    for name, walked, found, loops in (
-        ("Hopper dK/dV", "queries", apart.queries, claims.plan.query_loops),
-        ("Hopper dQ", "keys", apart.keys, claims.plan.key_loops),
-    ):
+    for name, walked, found in (("Hopper dK/dV", "queries", apart.queries), ("Hopper dQ", "keys", apart.keys)):
         late = walked == "keys" and claims.plan.longest_first
         yield _items(claims, name, _index(claims).of("tile_of_program", LATE=late))
-        yield claims.walk(f"{name}, walk", f"{name}: the walk over {walked}", found.walk, loops.runs)
-        yield _limit(claims, name, of_parts=False)
-        yield _unmasked(claims, name, found.unmasked, loops.full)
+        yield claims.walk(f"{name}, walk", f"{name}: the walk over {walked}", found.walk, found.loops.runs)
+        yield from _limit(claims, name, of_parts=False)
+        yield _unmasked(claims, name, found.unmasked, found.loops.full)
         yield from _lists(claims, name, found.lists)
 
 

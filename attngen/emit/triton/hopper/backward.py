@@ -32,7 +32,7 @@ from attngen.plan.hopper import (
 )
 from attngen.plan.index import items
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.mask.loops import ZERO, Loops
+from attngen.plan.mask.loops import ZERO
 from attngen.plan.mask.walks import outside
 from attngen.plan.table import Table, keyed
 
@@ -50,6 +50,9 @@ SEQUENCES = "sequences"
 
 PLACES = {False: "places_dense", True: "places_listed"}
 """The template of where an item's rows are, by whether it may be a tile of a sequence."""
+
+LISTED_ENTRY, LISTED_TILE, LISTED_MASKED = "entry = gl.load(met + at)", "(entry >> 1)", "entry % 2 == 0"
+"""What a map's list says of the step `at`, the tile that it names, and whether that needs a mask."""
 
 
 # ---------------------------------------------------------------- backward
@@ -129,11 +132,27 @@ class GluonBackwardView:
     room: str
     sequences: bool
     table: Table
+    mapped: bool
 
     @property
     def places(self) -> str:
         """The template of where an item's rows are."""
         return PLACES[self.sequences]
+
+    @property
+    def tile(self) -> str:
+        """The tile of queries of a step."""
+        return LISTED_TILE if self.mapped else "at"
+
+    @property
+    def entry(self) -> tuple[str, ...]:
+        """Binds what a map's list says of the step `at`."""
+        return (LISTED_ENTRY,) if self.mapped else ()
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The same for kernels that ask for the tile alone."""
+        return ("at = gl.load(met + at) >> 1",) if self.mapped else ()
 
     @property
     def way(self) -> str:
@@ -192,20 +211,21 @@ def gluon_backward_view(
     own_ends = tuple(name.removeprefix("own_") for name in ends)
     rows = ("terms_desc",) if backward.row_terms else ("lse_ptr", "delta_ptr")
     lists = ("walks_ptr", "met_ptr") if backward.lists else ()
+    mapped = ("map_ptr", "tiles_ptr") if hopper.map else ()
     return GluonBackwardView(
         unspecialized=[
             *("n_work", "together", "span"),
             *(("q_slots", "k_slots") if sequences else ()),
             *unspecialized(params, sizes),
         ],
-        work=(*rows, "dq_parts_ptr", "parts_ptr", "added_ptr", "queue_ptr", "n_work", "together", "span", *lists),
+        work=(*rows, "dq_parts_ptr", "parts_ptr", "added_ptr", "queue_ptr", "n_work", "together", "span", *lists, *mapped),
         walk=assigned_lines(backward.hull.steps, printer),
         cut=tuple(f"own_{name} = items.unless_cut(own_{name}, k0, HALF, Sk)" for name in own_ends),
-        runs=("first", "stop", *own_ends),
+        runs=("first", "stop", "met") if mapped else ("first", "stop", *own_ends),
         lists=list_view(backward.lists),
         backwards=any(skeleton.backwards for skeleton in table.values()),
         row_terms=backward.row_terms,
-        masked=printer.text(outside(backward.unmasked)),
+        masked=LISTED_MASKED if mapped else printer.text(outside(backward.unmasked)),
         elsewhere=_positions(gradients, params, backward.elsewhere),
         shared=host_lines(items().of("share_count"), backward.grouped),
         listed_shared=host_lines(items().of("share_count"), backward.grouped, sequences=True),
@@ -216,6 +236,7 @@ def gluon_backward_view(
             kind=BackwardSkeleton,
             rows=keyed(table.items()),
         ),
+        mapped=bool(mapped),
     )
 
 
@@ -278,6 +299,12 @@ class WalkView:
     n_steps: str
     masked: str
     lists: ListView | None
+    mapped: bool
+
+    @property
+    def tile(self) -> str:
+        """The tile of a step."""
+        return LISTED_TILE if self.mapped else "at"
 
     @property
     def function(self) -> str:
@@ -292,15 +319,17 @@ class WalkView:
         return f"_list{self.function}"
 
 
-def _walk_view(found: ListedWalk, loops: Loops, printer: Printer, held: AxisView, walked: AxisView) -> WalkView:
+def _walk_view(found: ListedWalk, printer: Printer, held: AxisView, walked: AxisView, mapped: bool) -> WalkView:
+    at = assigned_lines(found.walk.at, printer)
     return WalkView(
         held=held,
         walked=walked,
-        ends=loops.names,
-        at=assigned_lines(found.walk.at, printer),
+        ends=found.loops.names + (("met",) if mapped else ()),
+        at=(*at, LISTED_ENTRY) if mapped else at,
         n_steps=printer.text(found.walk.n_steps),
-        masked=_in_brackets(printer.text(outside(found.unmasked))),
+        masked=LISTED_MASKED if mapped else _in_brackets(printer.text(outside(found.unmasked))),
         lists=list_view(found.lists),
+        mapped=mapped,
     )
 
 
@@ -355,13 +384,15 @@ def gluon_apart_view(
     if not table:
         return None
     work = ("lse_ptr", "delta_ptr"), ("n_work", "together")
+    mapped = plan.hopper is not None and plan.hopper.map is not None
+    listed = ("walks_ptr", *(("tiles_ptr",) if mapped else ()))
     sizes_of_tiles = ("D", "Dv", "BLOCK_D", "BLOCK_DV", "BQ", "BK")
     return GluonApartView(
         unspecialized=["n_work", "together", *unspecialized(params, sizes)],
-        queries=_walk_view(apart.queries, plan.query_loops, printer, _KEYS, _QUERIES),
-        keys=_walk_view(apart.keys, plan.key_loops, printer, _QUERIES, _KEYS),
-        dkdv_work=(*work[0], *work[1], *(("walks_ptr",) if apart.queries.lists else ())),
-        dq_work=(*work[0], *(s.pointer for s in sums), *work[1], *(("walks_ptr",) if apart.keys.lists else ())),
+        queries=_walk_view(apart.queries, printer, _KEYS, _QUERIES, mapped),
+        keys=_walk_view(apart.keys, printer, _QUERIES, _KEYS, mapped),
+        dkdv_work=(*work[0], *work[1], *(listed if apart.queries.lists else ())),
+        dq_work=(*work[0], *(s.pointer for s in sums), *work[1], *(listed if apart.keys.lists else ())),
         dq_config=(*sizes_of_tiles, *flags, "FAST"),
         late=plan.longest_first,
         dq_terms=_terms("Sk", *dq.arguments),

@@ -17,12 +17,16 @@ from attngen.emit.triton.code.kernel_code import KernelCode, free_names
 from attngen.emit.triton.code.test_views import TestView
 from attngen.emit.triton.code.tile_loops import assigned_lines
 from attngen.emit.triton.hopper.backward import (
+    LISTED_ENTRY,
+    LISTED_MASKED,
+    LISTED_TILE,
     PLACES,
     SEQUENCES,
     limited,
     unspecialized,
 )
 from attngen.emit.triton.hopper.lists import ListView, list_view
+from attngen.emit.triton.hopper.map import MapView
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.kernels import kept_view
 from attngen.emit.triton.portable.views import KeptView, KernelView
@@ -116,6 +120,7 @@ class GluonView:
     constants: tuple[str, ...]
     unspecialized: list[str]
     lists: ListView | None
+    map: MapView | None
     order: str
     key_runs: str
     ends: tuple[str, ...]
@@ -137,6 +142,11 @@ class GluonView:
     def descriptors(self) -> tuple[str, ...]:
         """What the producer reads tensors by."""
         return ("q_desc", "k_desc", "v_desc", *(("pairs_desc",) if self.fetched else ()))
+
+    @property
+    def tile(self) -> str:
+        """The tile of keys of a step."""
+        return LISTED_TILE if self.map else "at"
 
     @property
     def elements(self) -> str:
@@ -167,7 +177,7 @@ class GluonView:
         """Clears the rows of the tile of values of a step, yet to be named, whose keys no query may attend to."""
         arguments = ", ".join(self.kept.arguments if self.kept else ())
         values = "sm90.arrived(rings.v, turn + {}, BK, config.BLOCK_DV)"
-        return f"_clear_rows({values}, at * BK, {arguments}, BK, config.BLOCK_DV)"
+        return f"_clear_rows({values}, {self.tile} * BK, {arguments}, BK, config.BLOCK_DV)"
 
     @property
     def limited(self) -> tuple[str, ...]:
@@ -186,6 +196,7 @@ def gluon_view(
     tests: tuple[TestView, ...],
     tuned: tuple[TunedGpu, ...] = (),
     *,
+    map: MapView | None,
     sequences: bool,
 ) -> GluonView | None:
     """None where no query has a key, so that there is nothing to be fast at, and where the plan has no row. `tests` are
@@ -214,10 +225,12 @@ def gluon_view(
     call = "own" if sequences else "call"
     at = assigned_lines(forward.walk.at, printer)
     masked = printer.text(outside(forward.unmasked))
+    if map:
+        at, masked = (*at, LISTED_ENTRY), LISTED_MASKED
     kept = kept_view(frame)
     rest = ("PRECISE",) if weights.saves_rest else ()
-    listed = ("lists_ptr",) if lists else ()
-    fetched = _fetched_view(forward.fetched, printer, frame)
+    listed = () if not lists else ("walks_ptr", "tiles_ptr") if map else ("lists_ptr",)
+    fetched = _fetched_view(forward.fetched, printer, frame, LISTED_TILE if map else "at")
     fetches = ("FETCHES",) if fetched else ()
     outputs = ("lse_ptr", *(("den_ptr",) if weights.saves_den else ()), *(("rest_ptr",) if weights.saves_rest else ()))
     return GluonView(
@@ -233,15 +246,16 @@ def gluon_view(
         constants=("D", "Dv", *_TILES, "REGISTERS", "SPARE", "FAST", *rest, *fetches, *flags[1:]),
         unspecialized=["n_work", "together", *own[1:], *unspecialized(frame.params, frame.sizes)],
         lists=lists,
+        map=map,
         order=f"{plan.longest_first}, {forward.batches_inside}",
-        key_runs="triton/hopper/key_runs_listed.py.j2" if lists else "triton/hopper/key_runs.py.j2",
-        ends=plan.key_loops.names,
+        key_runs=f"triton/hopper/key_runs{'_mapped' if map else '_listed' if lists else ''}.py.j2",
+        ends=forward.loops.names + (("met",) if map else ()),
         at=at,
         n_steps=printer.text(forward.walk.n_steps),
-        walked=_read(_either(plan.key_loops), [*at, masked]),
+        walked=_read((*_either(forward.loops), "met"), [*at, masked]),
         terms=_terms(code, kept),
         masked=masked,
-        share=_share_view(forward.share, plan.key_loops, call),
+        share=_share_view(forward.share, forward.loops, call),
         form=_form_view(plan.weights.form, weights, code),
         slack=plan.hopper.slack,
         saves_den=weights.saves_den,
@@ -252,10 +266,10 @@ def gluon_view(
     )
 
 
-def _fetched_view(fetched: Fetched | None, printer: Printer, frame: Frame) -> FetchedView | None:
+def _fetched_view(fetched: Fetched | None, printer: Printer, frame: Frame, tile: str) -> FetchedView | None:
     if fetched is None:
         return None
-    names = {Symbol("q0", Type.INT): "q0 + part * 64", Symbol("k0", Type.INT): "at * BK"}
+    names = {Symbol("q0", Type.INT): "q0 + part * 64", Symbol("k0", Type.INT): f"{tile} * BK"}
     own = replace(printer, names={**printer.names, **names})
     param = next(p.name for p in frame.params if p.keyword == fetched.load.param)
     return FetchedView(param=param, place=tuple(own.text(e) for e in fetched.place))

@@ -11,6 +11,7 @@ from attngen.emit.triton.code.launches import Launch, Way, tests_apart, tests_co
 from attngen.emit.triton.code.test_views import TestView, with_bits
 from attngen.emit.triton.hopper.backward import GluonApartView, GluonBackwardView
 from attngen.emit.triton.hopper.forward import GluonView
+from attngen.emit.triton.hopper.map import MapView
 from attngen.emit.triton.portable.param_gradients import PairView, RowSum
 from attngen.emit.triton.portable.split import SplitView
 from attngen.emit.triton.portable.views import BackwardView
@@ -156,6 +157,8 @@ def _hopper(fast: GluonView, results: int, rounding: tuple[str, ...]) -> Way:
     if fast.lists is None:
         taken = '*((host.add_queue,) if row.SCHEDULE == "queue" else ())'
         return Way(when=when, bind=bind, before=(taken,), launches=(forward,))
+    if fast.map is not None:
+        return Way(when=when, bind=bind, before=("host.add_queue",), launches=(*map_launches(fast.map, "keys"), forward))
     tests = fast.tests
     warps = 4 if any(t.of_pairs for t in tests) else 1
     lists = Launch(
@@ -167,6 +170,36 @@ def _hopper(fast: GluonView, results: int, rounding: tuple[str, ...]) -> Way:
     )
     bind = (*bind, f"n_lists = n_tiles * (1 + BQ // 64){fast.lists.times}")
     return Way(when=when, bind=bind, before=("host.add_queue",), launches=(lists, forward))
+
+
+# ---------------------------------------------------------------- maps
+
+_WALKED = {"keys": ("host.ceil(Sq, BQ)", "host.ceil(Sk, BK)"), "queries": ("host.ceil(Sk, BK)", "host.ceil(Sq, BQ)")}
+"""How many rows a map of these tiles has, and how many tiles a row, for each list."""
+
+
+def map_launches(view: MapView, walked: str, counters: str = "", *, noted: bool = False) -> tuple[Launch, ...]:
+    """The kernel that makes the map, and the one that lists what it names. `noted`: it tells who waits for whom."""
+    rows, tiles = _WALKED[walked]
+    count = f"{rows}{view.lists.times}"
+    words = f"{count} * (({tiles} + 31) // 32)"
+    found = Launch(
+        kernel=f"_map_{walked}_kernel",
+        grid=words,
+        constants=("BQ=BQ", "BK=BK", "ROWS=host.padded(BQ)", "num_warps=4"),
+        buffers=(f"map=((2 * {words},), torch.int32)",),
+    )
+    absent = ("met=None",) if walked == "queries" and not noted else ()
+    lists = Launch(
+        kernel=f"_list_{walked}_kernel",
+        grid=count,
+        constants=("num_warps=1",),
+        scalars=(f"n_held={rows}", f"n_walked={tiles}", *absent),
+        buffers=(f"walks=(({count},), torch.int32)", f"tiles=(({count} * {tiles},), torch.int32)"),
+        counters=counters,
+        zeroed=True,
+    )
+    return found, lists
 
 
 # ---------------------------------------------------------------- backward
@@ -212,6 +245,7 @@ class BackwardKernels:
     dkdv_sums: tuple[RowSum, ...]
     pairs: tuple[PairView, ...]
     precise: bool
+    map: MapView | None
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -326,6 +360,8 @@ def whole_launches(kernels: BackwardKernels, view: GluonBackwardView, *, sequenc
         counts="queue",
         counters=later,
         some=view.lists is not None,
+        map=kernels.map,
+        walked="queries",
     )
     batches = "P" if sequences else "B"
     rows = row_launches(kernels, counters=counters, terms=view.row_terms, batches=batches)
@@ -368,11 +404,15 @@ def _lists(
     counts: str,
     counters: str,
     some: bool,
+    map: MapView | None,
+    walked: str,
     scalars: tuple[str, ...] = (),
 ) -> tuple[Launch, ...]:
     """The kernel that lists which tiles another one walks, by `width` numbers each, where there is `some`."""
     if not some:
         return ()
+    if map is not None:
+        return map_launches(map, walked, counters, noted=kernel == "_list_walks_kernel")
     return (
         Launch(
             kernel=kernel,
@@ -397,6 +437,8 @@ def _hopper_dkdv(kernels: BackwardKernels, view: GluonApartView) -> Way:
         counts="query_counts",
         counters=counters,
         some=walk.lists is not None,
+        map=kernels.map,
+        walked="queries",
     )
     launch = Launch(
         kernel="_hopper_dkdv_kernel",
@@ -424,6 +466,8 @@ def _hopper_dq(kernels: BackwardKernels, view: GluonApartView) -> Way:
         counts="key_counts",
         counters=counters,
         some=walk.lists is not None,
+        map=kernels.map,
+        walked="keys",
         scalars=unread,
     )
     launch = Launch(
