@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from attngen.ir.build import FALSE, TRUE, add, apply, conjunction, disjunction, index, integer, maximum, minimum, neg, select, sub
-from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
+from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Symbol, Type
 from attngen.ir.walk import nodes, reads
 from attngen.plan.ints.facts import Facts
 from attngen.plan.ints.width import fits
@@ -23,7 +23,7 @@ Bounds = tuple[Expr, Expr]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`value`, an int or a float, which reads no key or no query; `name` begins those of its extremes in a tile."""
+    """`value`, an int which reads no key or no query; `name` begins those of its extremes in a tile."""
 
     name: str
     value: Expr
@@ -146,10 +146,11 @@ class _Asked:
         """The least and the greatest value, or less and more than these; None where nothing is known."""
         if isinstance(e, Literal):
             return e, e
+        if e.type is not Type.INT or not fits(e, self.facts):
+            return None
         if level_of(e) is not Level.PAIR:
-            plain = e.type is Type.INT or isinstance(e, Load | Scalar | Symbol)
-            return self.part(e) if plain and fits(e, self.facts) else None
-        if not isinstance(e, Apply) or e.type is not Type.INT or not fits(e, self.facts):
+            return self.part(e)
+        if not isinstance(e, Apply):
             return None
         if e.op is Op.TO_INT and e.args[0].type is Type.BOOL:
             can, must = self.condition(e.args[0])

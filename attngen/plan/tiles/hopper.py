@@ -279,7 +279,7 @@ def backward_skeletons(
     if any(reads(i, "qk") for e in t.pairs for i in e.indices):
         return {}
     # What is held beside the weights, a factor for each pair or its param, takes the registers of half a tile.
-    beside = t.pairs or plan.diagonals or (t.named and not t.reads_bits) or not isinstance(plan.d_pair, Literal)
+    beside = t.pairs or plan.diagonals or (t.named and not t.reads_bits) or not isinstance(plan.d_pair, Literal) or t.test
     narrow = replace(_BACKWARD[64, 64], queries=64 if beside or sequences else 128)
     wide = _BACKWARD[128, 128]
     # Each tile of keys begins at other queries.

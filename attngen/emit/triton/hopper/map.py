@@ -13,43 +13,42 @@ from attngen.emit.triton.hopper.lists import ListView, list_view
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.kernels import kernel_code
 from attngen.ir.build import TRUE
-from attngen.ir.nodes import Expr, Load, Symbol, Type
+from attngen.ir.nodes import Expr, Symbol
 from attngen.ir.walk import loads
 from attngen.plan import passes
 from attngen.plan.ints.guards import Access, AxisAccess
 from attngen.plan.levels import Level
 from attngen.plan.mask.holes import Part, TileTest
 
-_EXTREMES = {Type.INT: (str(2**63 - 1), f"-{2**63 - 1}"), Type.FLOAT: ('float("inf")', 'float("-inf")')}
-"""What least and greatest values are where a tile has no element."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideView:
-    """The tiles of one axis: `lines` bind the values of its `index`, by `start` and `size`, and `parts` are (name, text,
-    what is greater than all, what is less)."""
+    """The tiles of one axis, `name`: of `tile` positions, of which `rows` are looked at, since a tile may be no power of
+    two. The lines `lines` bind what `parts`, (name, text), are made of, by `index` and `size`; their extremes lie at
+    `pointer`."""
 
+    name: str
     index: str
+    start: str
     size: str
+    tile: str
+    rows: str
+    pointer: str
     lines: tuple[str, ...]
-    parts: tuple[tuple[str, str, str, str], ...]
+    parts: tuple[tuple[str, str], ...]
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The names of extremes, in their order in memory."""
+        return tuple(f"{name}_{end}" for name, _ in self.parts for end in ("least", "most"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapAxisView:
-    """A map of `walked` tiles, called `name`, a row for each tile of the other axis, which is `held`. `held_rows` and
-    `walked_rows`: how many positions are looked at, where a tile has fewer than a power of two. `noted`: tiles that
-    are held wait for each other at these."""
+    """A map of the tiles of `walked`, a row for each tile of `held`. `noted`: tiles that are held wait for each other at
+    these."""
 
-    name: str
     held: SideView
     walked: SideView
-    held_start: str
-    held_tile: str
-    held_rows: str
-    walked_start: str
-    walked_tile: str
-    walked_rows: str
     noted: bool
 
 
@@ -64,6 +63,7 @@ class MapView:
     lists: ListView
     arguments: tuple[str, ...]
     unspecialized: list[str]
+    sides: tuple[SideView, SideView]
     keys: MapAxisView
     queries: MapAxisView
 
@@ -82,28 +82,28 @@ def map_view(frame: Frame, test: TileTest | None) -> MapView | None:
         lists=lists,
         arguments=kernel.arguments,
         unspecialized=kernel.unspecialized,
-        keys=MapAxisView(
-            name="keys", held=queries, walked=keys,
-            held_start="q0", held_tile="BQ", held_rows="ROWS", walked_start="k0", walked_tile="BK", walked_rows="BK", noted=False,
-        ),
-        queries=MapAxisView(
-            name="queries", held=keys, walked=queries,
-            held_start="k0", held_tile="BK", held_rows="BK", walked_start="q0", walked_tile="BQ", walked_rows="ROWS", noted=True,
-        ),
-    )  # fmt: skip
+        sides=(queries, keys),
+        keys=MapAxisView(held=queries, walked=keys, noted=False),
+        queries=MapAxisView(held=keys, walked=queries, noted=True),
+    )
 
 
 def _side(frame: Frame, level: Level, parts: tuple[Part, ...]) -> SideView:
-    index, size = ("q_idx", "Sq") if level is Level.ROW else ("k_idx", "Sk")
-    writer = KernelWriter(frame.plan, frame.params, level)
-    code = writer.write({}, TRUE, known=(index, *frame.known), outside={p.name: p.value for p in parts})
-
-    def view(p: Part) -> tuple[str, str, str, str]:
-        text = code.results[p.name]
-        return p.name, f"tl.cast({text}, tl.int64)" if p.value.type is Type.INT else text, *_EXTREMES[p.value.type]
-
+    name, axis, tile, rows = ("queries", "q", "BQ", "ROWS") if level is Level.ROW else ("keys", "k", "BK", "BK")
+    index = f"{axis}_idx"
+    code = KernelWriter(frame.plan, frame.params, level).write(
+        {}, TRUE, known=(index, *frame.known), outside={p.name: p.value for p in parts}
+    )
     return SideView(
-        index=index, size=size, lines=(*code.head_lines, *code.held_lines), parts=tuple(view(p) for p in parts)
+        name=name,
+        index=index,
+        start=f"{axis}0",
+        size=f"S{axis}",
+        tile=tile,
+        rows=rows,
+        pointer=f"{axis}_ends_ptr",
+        lines=(*code.head_lines, *code.held_lines),
+        parts=tuple((p.name, code.results[p.name]) for p in parts),
     )
 
 

@@ -182,15 +182,26 @@ def map_launches(view: MapView, walked: str, counters: str = "", *, noted: bool 
     """The kernel that makes the map, and the one that lists what it names. `noted`: it tells who waits for whom."""
     rows, tiles = _WALKED[walked]
     count = f"{rows}{view.lists.times}"
+    lists = f"({_WALKED['queries'][0]} + {_WALKED['keys'][0]}){view.lists.times}"
+    ends = ((_WALKED["keys"][0], "q", view.sides[0]), (_WALKED["queries"][0], "k", view.sides[1]))
+    extremes = Launch(
+        kernel="_extremes_kernel",
+        grid=lists,
+        constants=("BQ=BQ", "BK=BK", "ROWS=host.padded(BQ)", "num_warps=4"),
+        buffers=tuple(
+            f"{axis}_ends=(({tiles_of}{view.lists.times} * {max(1, len(side.ends))},), torch.int64)"
+            for tiles_of, axis, side in ends
+        ),
+    )
     words = f"{count} * (({tiles} + 31) // 32)"
     found = Launch(
         kernel=f"_map_{walked}_kernel",
         grid=words,
-        constants=("BQ=BQ", "BK=BK", "ROWS=host.padded(BQ)", "num_warps=4"),
+        constants=("BQ=BQ", "BK=BK", "num_warps=4"),
         buffers=(f"map=((2 * {words},), torch.int32)",),
     )
     absent = ("met=None",) if walked == "queries" and not noted else ()
-    lists = Launch(
+    listed = Launch(
         kernel=f"_list_{walked}_kernel",
         grid=count,
         constants=("num_warps=1",),
@@ -199,7 +210,7 @@ def map_launches(view: MapView, walked: str, counters: str = "", *, noted: bool 
         counters=counters,
         zeroed=True,
     )
-    return found, lists
+    return extremes, found, listed
 
 
 # ---------------------------------------------------------------- backward
