@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,11 +183,54 @@ def prepared(cell: Cell, args: argparse.Namespace) -> grouped.Race:
     return grouped.Race(cell.key, cell.shape, made, inputs, builds, grouped.pairs(cell.shape, made, args.device))
 
 
-def measure(cell: Cell, args: argparse.Namespace) -> Result:
+def measure(cell: Cell, args: argparse.Namespace, alone: AbstractContextManager[object] | None = None) -> Result:
     import grouped
 
     race = prepared(cell, args)
-    return {**asdict(cell), "pairs": race.pairs, "contenders": grouped.run(race, sweep.turns(args))}
+    return {**asdict(cell), "pairs": race.pairs, "contenders": grouped.run(race, sweep.turns(args), alone)}
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Entered by each process once all have compiled and checked, and by one at a time."""
+
+    ready: Any
+    one: Any
+
+    def __enter__(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()
+        self.ready.wait()
+        self.one.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.one.release()
+
+
+def _in_process(cell: Cell, args: argparse.Namespace, alone: Alone, found: Any) -> None:
+    import grouped
+
+    grouped.keep_caches()
+    found.put((cell, measure(cell, args, alone)))
+
+
+class Together:
+    """All cells at once, each in a process of its own, which compiles and checks beside the others and is timed alone:
+    compiling takes most of a run. A process that dies breaks the barrier for all."""
+
+    def __init__(self, cells: Sequence[Cell], args: argparse.Namespace):
+        made = get_context("spawn")
+        alone, found = Alone(made.Barrier(len(cells), timeout=args.budget), made.Lock()), made.Queue()
+        running = [made.Process(target=_in_process, args=(cell, args, alone, found)) for cell in cells]
+        for process in running:
+            process.start()
+        self.results: dict[Cell, Result] = dict(found.get(timeout=args.budget) for _ in cells)
+        for process in running:
+            process.join()
+
+    def __call__(self, cell: Cell) -> Result:
+        return self.results[cell]
 
 
 def chosen(args: argparse.Namespace) -> list[Cell]:
@@ -195,7 +240,7 @@ def chosen(args: argparse.Namespace) -> list[Cell]:
 
 
 def run(args: argparse.Namespace) -> int:
-    measured = functools.partial(measure, args=args)
+    measured = Together(chosen(args), args) if args.together else functools.partial(measure, args=args)
     script, facts = Path(__file__).resolve(), {"seed": args.seed}
     made = sweep.Sweep(script=script, cells=chosen(args), measure=measured, line=line, table=table, facts=facts)
     return sweep.run(made, args)
@@ -257,6 +302,7 @@ def main(argv: list[str]) -> int:
     only = "keys that start so; * is anything: rollouts*:32/8"
     for p in sweep.options(commands, only, HERE / "holes.json", 300.0):
         p.add_argument("--seed", type=int, default=0)
+        p.add_argument("--together", action="store_true", help="compile all cells at once, a process each")
     p = commands.add_parser("table")
     p.add_argument("file", type=Path, nargs="?", default=HERE / "holes.json")
     args = top.parse_args(argv)
