@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from attngen.ir.build import integer
 from attngen.ir.nodes import Literal
-from attngen.ir.walk import params, reads
+from attngen.ir.walk import loads, params, reads
 from attngen.plan.chips import Burden
 from attngen.plan.hopper import (
     ApartSkeleton,
@@ -207,6 +207,8 @@ def _fastest(t: Traits, *, sequences: bool) -> Mapping[tuple[int, int], Skeleton
     match t.burden:
         case Burden.RANDOM:
             return {}
+        case Burden.PAIRS if t.test and not t.pairs and plan.weights.form is Form.EXPONENTIAL:
+            return _TESTED
         case Burden.PAIRS if t.pairs or not t.reads_bits or is_dear(plan.pair_unit):
             return _PAIRS
         case Burden.PAIRS:
@@ -214,7 +216,7 @@ def _fastest(t: Traits, *, sequences: bool) -> Mapping[tuple[int, int], Skeleton
             return {**small, **_MIDDLE, **_LATENT, **_WIDE}
         case Burden.LIGHT | Burden.ENDS | Burden.SCORE | Burden.DATA:
             exponential, some_whole = plan.weights.form is Form.EXPONENTIAL, bool(plan.key_loops.full or t.test)
-            if t.burden is Burden.DATA:
+            if t.burden is Burden.DATA or (t.test and loads(plan.attention.mask)):
                 return _TESTED if exponential and some_whole and not t.pairs else {}
             if not exponential:
                 return {(192, 128): _PAIRS[192, 128], **_WIDE}
