@@ -63,7 +63,8 @@ def tile_test(mask: Expr, facts: Facts) -> TileTest | None:
         return None
     asked = _Asked(facts)
     can, must = asked.condition(mask)
-    return TileTest(tuple(asked.parts), can, must, Lists(reads(mask, "b"), reads(mask, "h", "hkv")))
+    lists = Lists(reads(mask, "b"), reads(mask, "h", "hkv"), shared=not reads(mask, "h"))
+    return TileTest(tuple(asked.parts), can, must, lists)
 
 
 def named(axis: str) -> Loops:

@@ -13,10 +13,12 @@ from attngen.plan.index import Index
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """Whether lists of different batches, or heads, may differ."""
+    """Whether lists of different batches, or heads, may differ; `shared`: those of query heads that share keys do not, so
+    heads are those of keys."""
 
     by_batch: bool
     by_head: bool
+    shared: bool = False
 
     def function(self, index: Index, name: str) -> Function:
         """The function of that name, for such lists."""

@@ -5,7 +5,7 @@ Takes the plan's `Lists`, returns a `ListView`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attngen.emit.torch_shared.expressions import python
 from attngen.ir.function import Function, inlined
@@ -16,17 +16,28 @@ from attngen.plan.mask.lists import Lists
 
 @dataclass(frozen=True, slots=True)
 class ListView:
-    """`flags`: the constants of functions of lists. `times`: the number of lists, as a factor of their length."""
+    """`flags`: the constants of functions of lists. `times`: the number of lists, as a factor of their length. `head` and
+    `heads`: whose lists there are, and how many such heads."""
 
     flags: str
     times: str
+    head: str = "head"
+    heads: str = "Hq"
+
+    @property
+    def others(self) -> str:
+        """Binds the other head of a reader: the head of its keys, or the first query head that reads them."""
+        if self.head == "head":
+            return "kv_head = items.kv_head_of(head, Hq, Hkv)"
+        return "head = items.query_head(kv_head, 0, Hq // Hkv)"
 
 
 def list_view(lists: Lists | None) -> ListView | None:
     if lists is None:
         return None
     count = host_text(lists.function(items(), "list_count"))
-    return ListView(f"{lists.by_batch}, {lists.by_head}", "" if count == "1" else f" * {count}")
+    found = ListView(f"{lists.by_batch}, {lists.by_head}", "" if count == "1" else f" * {count}")
+    return replace(found, times=found.times.replace("Hq", "Hkv"), head="kv_head", heads="Hkv") if lists.shared else found
 
 
 def host_text(function: Function) -> str:
