@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,23 +200,22 @@ def checked(cell: Race, expected: Mapping[str, Tensor], name: str, made: Contend
     return {"first_call_s": round(time.perf_counter() - started, 3), "errors": worst}
 
 
-def run(cell: Race, turns: Turns, alone: AbstractContextManager[object] | None = None) -> dict[str, dict[str, Any]]:
-    """The records of all contenders: everything checked first, then everything timed in turns, inside of `alone`."""
+def run(cell: Race, turns: Turns) -> dict[str, dict[str, Any]]:
+    """The records of all contenders: everything checked first, then everything timed in turns."""
     told = functools.partial(failed, cell.key, turns.device)
     check = functools.partial(checked, cell, truth(cell.shape, cell.formula, cell.inputs))
     ready, records = calling.settle(cell.taking, check, told)
     del check
     records |= {name: {"unable": why} for name, why in cell.unable.items()}
-    with alone or nullcontext():
-        calling.timed(
-            ready,
-            records,
-            lambda direction, made: work(cell.inputs, direction, made),
-            lambda direction: cell.shape.flops(direction, cell.pairs),
-            DIRECTIONS,
-            turns,
-            told,
-        )
+    calling.timed(
+        ready,
+        records,
+        lambda direction, made: work(cell.inputs, direction, made),
+        lambda direction: cell.shape.flops(direction, cell.pairs),
+        DIRECTIONS,
+        turns,
+        told,
+    )
     return records
 
 

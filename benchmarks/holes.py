@@ -3,6 +3,7 @@
     python benchmarks/holes.py prepare build/holes             # where attngen is: compiles the specs
     python benchmarks/holes.py run --kernels build/holes       # on the GPU: needs torch and triton
     python benchmarks/holes.py table                           # afterwards, anywhere
+    python benchmarks/holes.py kernels --kernels build/holes   # on the GPU: microseconds of each of attngen's kernels
 
 A mask has holes where a row of tiles has forbidden tiles between allowed ones. Scores and masks are written here by
 hand, apart from the specs; the dense float32 truth and FlexAttention take them. Its block mask is made by a compiled
@@ -14,11 +15,9 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,54 +182,11 @@ def prepared(cell: Cell, args: argparse.Namespace) -> grouped.Race:
     return grouped.Race(cell.key, cell.shape, made, inputs, builds, grouped.pairs(cell.shape, made, args.device))
 
 
-def measure(cell: Cell, args: argparse.Namespace, alone: AbstractContextManager[object] | None = None) -> Result:
+def measure(cell: Cell, args: argparse.Namespace) -> Result:
     import grouped
 
     race = prepared(cell, args)
-    return {**asdict(cell), "pairs": race.pairs, "contenders": grouped.run(race, sweep.turns(args), alone)}
-
-
-@dataclass(frozen=True)
-class Alone:
-    """Entered by each process once all have compiled and checked, and by one at a time."""
-
-    ready: Any
-    one: Any
-
-    def __enter__(self) -> None:
-        import torch
-
-        torch.cuda.synchronize()
-        self.ready.wait()
-        self.one.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.one.release()
-
-
-def _in_process(cell: Cell, args: argparse.Namespace, alone: Alone, found: Any) -> None:
-    import grouped
-
-    grouped.keep_caches()
-    found.put((cell, measure(cell, args, alone)))
-
-
-class Together:
-    """All cells at once, each in a process of its own, which compiles and checks beside the others and is timed alone:
-    compiling takes most of a run. A process that dies breaks the barrier for all."""
-
-    def __init__(self, cells: Sequence[Cell], args: argparse.Namespace):
-        made = get_context("spawn")
-        alone, found = Alone(made.Barrier(len(cells), timeout=args.budget), made.Lock()), made.Queue()
-        running = [made.Process(target=_in_process, args=(cell, args, alone, found)) for cell in cells]
-        for process in running:
-            process.start()
-        self.results: dict[Cell, Result] = dict(found.get(timeout=args.budget) for _ in cells)
-        for process in running:
-            process.join()
-
-    def __call__(self, cell: Cell) -> Result:
-        return self.results[cell]
+    return {**asdict(cell), "pairs": race.pairs, "contenders": grouped.run(race, sweep.turns(args))}
 
 
 def chosen(args: argparse.Namespace) -> list[Cell]:
@@ -240,7 +196,7 @@ def chosen(args: argparse.Namespace) -> list[Cell]:
 
 
 def run(args: argparse.Namespace) -> int:
-    measured = Together(chosen(args), args) if args.together else functools.partial(measure, args=args)
+    measured = functools.partial(measure, args=args)
     script, facts = Path(__file__).resolve(), {"seed": args.seed}
     made = sweep.Sweep(script=script, cells=chosen(args), measure=measured, line=line, table=table, facts=facts)
     return sweep.run(made, args)
@@ -253,6 +209,32 @@ def warm(args: argparse.Namespace) -> int:
     index, count = grouped.sliced(args.slice)
     for cell in chosen(args)[index::count]:
         grouped.first_calls(prepared(cell, args), args.device)
+    return 0
+
+
+def kernels(args: argparse.Namespace) -> int:
+    """By torch's profiler: a mean of five calls, forward and backward, after three."""
+    import grouped
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    files = Files.at(args.kernels)
+    for cell in chosen(args):
+        given = params(cell, torch.Generator(device=args.device).manual_seed(args.seed))
+        function, made = files.dense(cell.mask), grouped.draw(cell.shape, args.device, torch.bfloat16, args.seed)
+
+        def call(times: int, function: Any = function, made: Any = made, given: Any = given) -> None:
+            for _ in range(times):
+                torch.autograd.grad(function(*made.qkv, **given), made.qkv, made.d_out)
+            torch.cuda.synchronize()
+
+        call(3)
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            call(5)
+        own = [e for e in found.key_averages() if e.key.startswith("_")]
+        own.sort(key=lambda e: -e.device_time_total)
+        said = (f"{e.key.strip('_').removesuffix('_kernel')} {e.device_time_total / 5:.1f}" for e in own)
+        print(f"{cell.key}: {', '.join(said)} us", flush=True)
     return 0
 
 
@@ -302,7 +284,11 @@ def main(argv: list[str]) -> int:
     only = "keys that start so; * is anything: rollouts*:32/8"
     for p in sweep.options(commands, only, HERE / "holes.json", 300.0):
         p.add_argument("--seed", type=int, default=0)
-        p.add_argument("--together", action="store_true", help="compile all cells at once, a process each")
+    p = commands.add_parser("kernels", help="microseconds of each of attngen's kernels")
+    p.add_argument("--kernels", type=Path, required=True, metavar="DIR", help="what `prepare` wrote")
+    p.add_argument("--only", nargs="+", default=[], metavar="KEY", help=only)
+    p.add_argument("--seed", type=int, default=0)
+    p.set_defaults(device="cuda")
     p = commands.add_parser("table")
     p.add_argument("file", type=Path, nargs="?", default=HERE / "holes.json")
     args = top.parse_args(argv)
@@ -313,6 +299,8 @@ def main(argv: list[str]) -> int:
             return run(args)
         case "warm":
             return warm(args)
+        case "kernels":
+            return kernels(args)
         case _:
             print(table(report.read(args.file)))
     return 0

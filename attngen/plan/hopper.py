@@ -225,9 +225,9 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopperForward:
-    """`walk` numbers the tiles of keys of `loops`, backwards from the last where `backwards`; a warpgroup's own queries meet a
-    tile at the steps of `share` alone. A tile outside of the runs `unmasked`, which are those of a warpgroup's own
-    queries, needs the mask. All ends of runs are `limited`.
+    """`walk` numbers the tiles of keys of `loops`, backwards from the last where `backwards`; a warpgroup's own queries
+    meet a tile at the steps of `share` alone. A tile outside of the runs `unmasked`, which are those of a warpgroup's
+    own queries, needs the mask. All ends of runs are `limited`.
     `of_sequences`: rows that packed sequences and lengths take in the place of these. `ramp`: the logit as this kernel
     evaluates it, where that is not factor * unit. `fetched`: elements of pairs that come with the tiles of keys.
     `batches_inside`: all batches of a head lie side by side.

@@ -1,5 +1,5 @@
-"""Masks with holes between tiles, on the card: results and gradients beside a dense formula in float32, the same bits in
-every run, and no read outside of a tensor where lengths are no multiples of tiles."""
+"""Masks with holes between tiles, on the card: results and gradients beside a dense formula in float32, the same bits
+in every run, and no read outside of a tensor where lengths are no multiples of tiles."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hopper_model.cases import case, compiled, relative
 from hopper_model.test_backward import gradients
 from hopper_model.test_forward import forward
 
@@ -42,18 +41,23 @@ _MASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "fourth": ("mask = causal and (q - k) % 4 == 0\n", {}),
     "window in two dimensions": ("mask = abs(q // 64 - k // 64) <= 2 and abs(q % 64 - k % 64) <= 9\n", {}),
     "blocks": (
-        "param chosen: bool[Hkv, 8, 8]\nmask = causal and chosen[hkv, q // 64, k // 64]\nassume Sq == Sk\nassume Sk <= 512\n",
+        "param chosen: bool[Hkv, 8, 8]\nmask = causal and chosen[hkv, q // 64, k // 64]\n"
+        "assume Sq == Sk\nassume Sk <= 512\n",
         {"chosen": RNG.random((2, 8, 8)) < 0.3},
     ),
     "lists": (
-        "param chosen: int[Hkv, 8, 3]\nmask = causal and k // 64 in chosen[hkv, q // 64]\nassume Sq == Sk\nassume Sk <= 512\n",
+        "param chosen: int[Hkv, 8, 3]\nmask = causal and k // 64 in chosen[hkv, q // 64]\n"
+        "assume Sq == Sk\nassume Sk <= 512\n",
         {"chosen": RNG.integers(-1, 8, (2, 8, 3))},
     ),
     "either": (
         "param ids: int[B, Sk]\nmask = (ids[b, q] == ids[b, k]) or (q - k) % 256 == 0\nassume Sq == Sk\n",
         {"ids": RNG.integers(0, 3, (2, S // 64)).repeat(64, -1)},
     ),
-    "nothing": ("param ids: int[B, Sk]\nmask = ids[b, q] < ids[b, k]\nassume Sq == Sk\n", {"ids": np.zeros((2, S), np.int64)}),
+    "nothing": (
+        "param ids: int[B, Sk]\nmask = ids[b, q] < ids[b, k]\nassume Sq == Sk\n",
+        {"ids": np.zeros((2, S), np.int64)},
+    ),
 }
 MASKS = {name: (f"attention holes\n\n{text}", params) for name, (text, params) in _MASKS.items()}
 SIZES = (2, 4, 2, S, S)

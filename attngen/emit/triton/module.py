@@ -117,7 +117,15 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     gradients = gradient_views(plan, frame.params, {p.name: p.host_lines for p in pair_gradients})
     mask = kernel_code(query_packing, Level.COLUMN, passes.Pass({}, {}), query_words)
     hopper = _hopper_views(
-        packing, options, hopper_forward, weights, with_bits(key_tests), hopper_codes, mask, backward, gradients,
+        packing,
+        options,
+        hopper_forward,
+        weights,
+        with_bits(key_tests),
+        hopper_codes,
+        mask,
+        backward,
+        gradients,
         map_view(frame, plan.hopper.map if plan.hopper is not None else None),
     )
     if hopper.some:

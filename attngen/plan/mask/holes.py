@@ -9,7 +9,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from attngen.ir.build import FALSE, TRUE, add, apply, conjunction, disjunction, index, integer, maximum, minimum, neg, select, sub
+from attngen.ir.build import (
+    FALSE,
+    TRUE,
+    add,
+    apply,
+    conjunction,
+    disjunction,
+    index,
+    integer,
+    maximum,
+    minimum,
+    neg,
+    select,
+    sub,
+)
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Symbol, Type
 from attngen.ir.walk import nodes, reads
 from attngen.plan.ints.facts import Facts
@@ -35,7 +49,6 @@ class Part:
     @property
     def bounds(self) -> Bounds:
         return Symbol(f"{self.name}_least", self.value.type), Symbol(f"{self.name}_most", self.value.type)
-
 
     @property
     def flag(self) -> Expr | None:
@@ -68,7 +81,7 @@ def tile_test(mask: Expr, facts: Facts) -> TileTest | None:
 
 
 def named(axis: str) -> Loops:
-    """The tiles of `axis` that a map names for one tile: entries of a list, each of which says whether it needs a mask."""
+    """The tiles of `axis` that a map names for one tile: entries of a list, which say whether they need a mask."""
     stop = "any_hi"
     return Loops(axis, (), (), (Run(ZERO, stop),), (), (stop,), (index(stop),))
 
@@ -76,13 +89,13 @@ def named(axis: str) -> Loops:
 @dataclass
 class _Asked:
     facts: Facts
-    parts: list[Part] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list[Part])
 
     def part(self, e: Expr) -> Bounds:
         for known in self.parts:
             if known.value == e:
                 return known.bounds
-        self.parts.append(Part(f"part{len(self.parts)}", e))
+        self.parts.append(Part(f"test{len(self.parts)}", e))
         return self.parts[-1].bounds
 
     def condition(self, c: Expr) -> Bounds:
@@ -117,7 +130,7 @@ class _Asked:
                 return TRUE, FALSE
 
     def element(self, c: Load) -> Bounds:
-        """A bool of a block of pairs, or whether a list of a block has an element, where both tiles lie in one block."""
+        """A bool of a block of pairs, or whether a block's list has an element: known where both tiles lie in one."""
         read = c.indices if c.member is None else (*c.indices, c.member)
         ends = [(i, i) if level_of(i) is Level.HEAD else self.bounds(i) for i in read]
         if any(end is None for end in ends):

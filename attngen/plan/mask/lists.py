@@ -13,8 +13,8 @@ from attngen.plan.index import Index
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """Whether lists of different batches, or heads, may differ; `shared`: those of query heads that share keys do not, so
-    heads are those of keys."""
+    """Whether lists of different batches, or heads, may differ; `shared`: those of query heads that share keys do not,
+    so heads are those of keys."""
 
     by_batch: bool
     by_head: bool

@@ -81,16 +81,16 @@ _TESTED = {
 keys, in 64 bits or of two kinds, would not fit beside scores, sums and weights. Four stages leave no barriers for
 turns."""
 _MAPPED = {**_TESTED, (64, 64): _two(64, stages=4)}
-"""Where a map names the tiles, two warpgroups meet fewer of them than three: 1.22 ms for 1.82 on an H100, neighbours within
-8 on an image of 128 x 128."""
+"""Where a map names the tiles, two warpgroups meet fewer of them than three: 1.22 ms for 1.82 on an H100, neighbours
+within 8 on an image of 128 x 128."""
 
 
 def hopper_plan(
     plan: KernelPlan, tile: tuple[int, int] | None, consecutive: bool = True, mapped: bool = True
 ) -> HopperPlan:
     """Every decision about these kernels. `tile` is the spec's own, or the user's in its place. Unless `consecutive`,
-    it is listed who waits for whom, also where tiles seem to follow each other. Unless `mapped`, no map says which tiles
-    are walked.
+    it is listed who waits for whom, also where tiles seem to follow each other. Unless `mapped`, no map says which
+    tiles are walked.
     """
     assert plan.gpu_walks is not None  # the portable kernels are beside these
     found = traits(plan)
@@ -203,7 +203,9 @@ def _from_the_diagonal(plan: KernelPlan) -> bool:
 
 def _fastest(t: Traits, *, sequences: bool) -> Mapping[tuple[int, int], Skeleton]:
     plan = t.plan
-    if plan.keys.tests and not t.test and len(plan.keys.any) > 2:  # a list's ends, in registers of their own, are too many
+    if (
+        plan.keys.tests and not t.test and len(plan.keys.any) > 2
+    ):  # a list's ends, in registers of their own, are too many
         return {}
     if not (plan.key_loops.full or plan.key_loops.partial):  # no query has a key
         return {}
@@ -284,7 +286,9 @@ def backward_skeletons(
     if any(reads(i, "qk") for e in t.pairs for i in e.indices):
         return {}
     # What is held beside the weights, a factor for each pair or its param, takes the registers of half a tile.
-    beside = t.pairs or plan.diagonals or (t.named and not t.reads_bits) or not isinstance(plan.d_pair, Literal) or t.test
+    beside = (
+        t.pairs or plan.diagonals or (t.named and not t.reads_bits) or not isinstance(plan.d_pair, Literal) or t.test
+    )
     narrow = replace(_BACKWARD[64, 64], queries=64 if beside or sequences else 128)
     wide = _BACKWARD[128, 128]
     # Each tile of keys begins at other queries.

@@ -70,9 +70,9 @@ def traits(plan: KernelPlan) -> Traits:
 
 
 def _test(plan: KernelPlan) -> TileTest | None:
-    """The test that makes the map, where the closed form leaves out a condition, or data that are not the same but in an
-    order may leave holes. Bools of pairs have extremes of their own, by which their bits are packed; of floats the closed
-    form knows more."""
+    """The test that makes the map, where the closed form leaves out a condition, or data that are not the same but in
+    an order may leave holes. Bools of pairs have extremes of their own, by which their bits are packed; of floats the
+    closed form knows more."""
     tests = plan.keys.tests
     if any(t.of_pairs or t.row.type is Type.FLOAT for t in tests) or (plan.keys.solved and all(t.equal for t in tests)):
         return None

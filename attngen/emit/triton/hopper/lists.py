@@ -16,7 +16,7 @@ from attngen.plan.mask.lists import Lists
 
 @dataclass(frozen=True, slots=True)
 class ListView:
-    """`flags`: the constants of functions of lists. `times`: the number of lists, as a factor of their length. `head` and
+    """`flags`: the constants of functions of lists. `times`: the number of lists, as a factor of their length. `head`,
     `heads`: whose lists there are, and how many such heads."""
 
     flags: str
@@ -37,7 +37,9 @@ def list_view(lists: Lists | None) -> ListView | None:
         return None
     count = host_text(lists.function(items(), "list_count"))
     found = ListView(f"{lists.by_batch}, {lists.by_head}", "" if count == "1" else f" * {count}")
-    return replace(found, times=found.times.replace("Hq", "Hkv"), head="kv_head", heads="Hkv") if lists.shared else found
+    return (
+        replace(found, times=found.times.replace("Hq", "Hkv"), head="kv_head", heads="Hkv") if lists.shared else found
+    )
 
 
 def host_text(function: Function) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.kernel_code import KernelCode, KernelWriter
 from attngen.emit.triton.hopper.lists import ListView, list_view
 from attngen.emit.triton.portable.frame import Frame
@@ -20,10 +19,11 @@ from attngen.plan.ints.guards import Access, AxisAccess
 from attngen.plan.levels import Level
 from attngen.plan.mask.holes import Part, TileTest
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideView:
-    """The tiles of one axis, `name`: of `tile` positions, of which `rows` are looked at, since a tile may be no power of
-    two. The lines `lines` bind what `parts`, (name, text), are made of, by `index` and `size`; their extremes lie at
+    """The tiles of one axis, `name`: of `tile` positions, of which `rows` are looked at, since a tile may be no power
+    of two. The lines `lines` bind what `parts`, (name, text), are made of, by `index` and `size`; their extremes lie at
     `pointer`."""
 
     name: str
@@ -44,8 +44,8 @@ class SideView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapAxisView:
-    """A map of the tiles of `walked`, a row for each tile of `held`. `noted`: tiles that are held wait for each other at
-    these."""
+    """A map of the tiles of `walked`, a row for each tile of `held`. `noted`: tiles that are held wait for each other
+    at these."""
 
     held: SideView
     walked: SideView

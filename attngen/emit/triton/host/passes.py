@@ -158,7 +158,9 @@ def _hopper(fast: GluonView, results: int, rounding: tuple[str, ...]) -> Way:
         taken = '*((host.add_queue,) if row.SCHEDULE == "queue" else ())'
         return Way(when=when, bind=bind, before=(taken,), launches=(forward,))
     if fast.map is not None:
-        return Way(when=when, bind=bind, before=("host.add_queue",), launches=(*map_launches(fast.map, "keys"), forward))
+        return Way(
+            when=when, bind=bind, before=("host.add_queue",), launches=(*map_launches(fast.map, "keys"), forward)
+        )
     tests = fast.tests
     warps = 4 if any(t.of_pairs for t in tests) else 1
     lists = Launch(
