@@ -997,7 +997,8 @@ def _load_backward_tiles(q_desc, k_desc, v_desc, d_out_desc, item, rings, work, 
             first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, work, call, config, 0)
             n_steps = stop - first
             for step in range(n_steps):
-                q0 = items.tile_of_step(step, first, stop, back, config.BACKWARDS) * config.BQ
+                at = items.tile_of_step(step, first, stop, back, config.BACKWARDS)
+                q0 = at * config.BQ
                 place = sm90.acquire(rings.q, turn)
                 ready = rings.q.ready.index(place)
                 mbarrier.expect(ready, q_desc.block_type.nbytes + work.terms_desc.block_type.nbytes)
@@ -1075,8 +1076,8 @@ def _note_parts(item, rings, adding, work, call, config: gl.constexpr):
             first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, work, call, config, 0)
             for step in range(stop - first):
                 sm90.await_step(adding.added, turn)
-                sm90.note_parts(cells + items.tile_of_step(step, first, stop, back, config.BACKWARDS),
-                    items.passed_turn(order))
+                at = items.tile_of_step(step, first, stop, back, config.BACKWARDS)
+                sm90.note_parts(cells + at, items.passed_turn(order))
                 sm90.tell_step(adding.noted, turn)
                 turn += 1
         item = sm90.next_item(rings.notes, round, 1)
