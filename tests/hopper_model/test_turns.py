@@ -67,8 +67,7 @@ def test_a_wait_for_a_program_that_has_not_begun_is_a_deadlock(what: str) -> Non
 
 AWAITED, PASSED = (
     "items.awaited_turn(order)",
-    "sm90.note_parts(cells + items.tile_of_step(step, first, stop, back, config.BACKWARDS),\n"
-    "                    items.passed_turn(order))",
+    "sm90.note_parts(cells + at, items.passed_turn(order))",
 )
 AWAIT = f"sm90.await_parts(cells + at, {AWAITED})"
 READY = "await_step(adding.ready, turn)"

@@ -103,7 +103,8 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     key_words, query_words = pair_words(frame, plan.key_loops), pair_words(frame, plan.query_loops)
     packing, query_packing = with_words(frame, key_words), with_words(frame, query_words)
     # Gluon has no pipeliner, from which an element that many pairs share is hidden elsewhere; it fails at how.
-    each = replace(packing, plan=replace(plan, choices=replace(plan.choices, corners=())))
+    plain = replace(plan, choices=replace(plan.choices, corners=()))
+    each = replace(packing, plan=plain)
     hopper_forward = forward_code(each, key_words, found=passes.hopper_forward(plan))
     backward = with_factors(frame, backward_view(frame), dq, dkdv)
     keys, queries = frame.key_ranges(), frame.query_ranges()
@@ -126,7 +127,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         mask,
         backward,
         gradients,
-        map_view(frame, plan.hopper.map if plan.hopper is not None else None),
+        map_view(replace(frame, plan=plain), plan.hopper.map if plan.hopper is not None else None),
     )
     if hopper.some:
         tests = with_bits(tests)

@@ -71,9 +71,11 @@ def traits(plan: KernelPlan) -> Traits:
 
 def _test(plan: KernelPlan) -> TileTest | None:
     """The test that makes the map, where the closed form leaves out a condition, or data that are not the same but in
-    an order may leave holes. Bools of pairs have extremes of their own, by which their bits are packed; of floats the
-    closed form knows more."""
+    an order may leave holes. Where each pair has an element of its own, to look at pairs would be to read them all once
+    more; of floats the closed form knows more."""
     tests = plan.keys.tests
+    if any({Q, K} <= {*e.indices} for e in loads(plan.attention.mask)):
+        return None
     if any(t.of_pairs or t.row.type is Type.FLOAT for t in tests) or (plan.keys.solved and all(t.equal for t in tests)):
         return None
     return tile_test(plan.attention.mask, plan.facts)

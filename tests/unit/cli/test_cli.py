@@ -399,7 +399,7 @@ def test_unknown_const_is_said(spec: str, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("stem", ["windowed_alibi", "natten_2d", "t5_bias", "documents"])
 def test_compiling_an_example_is_little_work(stem: str, tmp_path: Path) -> None:
-    """With nothing in the cache and no other process to help, it makes 7 to 9 million calls, imports included."""
+    """With nothing in the cache and no other process to help, it makes 7 to 10 million calls, imports included."""
     arguments = ["compile", str(EXAMPLES / f"{stem}.attn"), "-o", str(tmp_path / "out.py")]
     code = "import counted; from attngen.cli import main; from attngen.runtime import forked; forked._cores = lambda: 1"
     code += f"; print(counted.calls(lambda: main.main({arguments!r})))"
@@ -407,7 +407,7 @@ def test_compiling_an_example_is_little_work(stem: str, tmp_path: Path) -> None:
     environment = {**os.environ, "ATTNGEN_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(places)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.splitlines()[-1]) < 9_500_000
+    assert int(done.stdout.splitlines()[-1]) < 9_800_000
 
 
 # ---------------------------------------------------------------- binaries
