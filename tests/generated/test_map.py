@@ -1,0 +1,123 @@
+"""The map's kernels of a generated file, in Triton's interpreter: what they list is what pairs say, for each tile."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attngen
+from attngen.ir.evaluate import evaluate
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are called beneath the file's host code")
+
+SIZES = {"B": 2, "Hq": 4, "Hkv": 2, "Sq": 200, "Sk": 200, "D": 16, "Dv": 16}
+TILES = (64, 32)
+RNG = np.random.default_rng(0)
+AT = np.arange(200)
+
+MASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tree": (
+        "param first: int[B, Sk]\nparam last: int[B, Sk]\n"
+        "mask = causal and first[b, k] <= first[b, q] < last[b, k]\nassume Sq == Sk\n",
+        {
+            "first": np.stack([np.where(AT < 64, 0, 1 + (AT - 64) // 32), RNG.integers(0, 4, 200)]),
+            "last": np.stack([np.where(AT < 64, 9, 2 + (AT - 64) // 32), RNG.integers(1, 6, 200)]),
+        },
+    ),
+    "coordinates": (
+        "param x: int[Sk]\nparam y: int[Sk]\nmask = abs(x[q] - x[k]) <= 3 and abs(y[q] - y[k]) <= 1\nassume Sq == Sk\n",
+        {"x": AT % 16, "y": AT // 16},
+    ),
+    "blocks": (
+        "param chosen: bool[Hkv, 4, 7]\nmask = causal and chosen[hkv, q // 64, k // 32]\n"
+        "assume Sq == Sk\nassume Sk <= 224\n",
+        {"chosen": RNG.random((2, 4, 7)) < 0.5},
+    ),
+    "lists": (
+        "param chosen: int[B, 4, 2]\nmask = k // 32 in chosen[b, q // 64] or (q - k) % 150 == 0\n"
+        "assume Sq == Sk\nassume Sk <= 224\n",
+        {"chosen": RNG.integers(-1, 7, (2, 4, 2))},
+    ),
+    "what extremes leave open": (
+        "param x: int[Sk]\nparam y: int[Sk]\nmask = x[q] == y[k] or (q - k) % 190 == 9\nassume Sq == Sk\n",
+        {"x": AT % 2 * 9, "y": AT // 32 % 5 * 3},
+    ),
+    "heads": (
+        "param reach: int[Hq]\nmask = (q - k) % 40 == 3 and q - k < reach[h]\nassume Sq == Sk\n",
+        {"reach": np.array([200, 64, 33, 1])},
+    ),
+}
+
+
+def lists(
+    module: ModuleType, kernel: attngen.Kernel, walked: str, params: dict[str, Any]
+) -> list[list[tuple[int, int]]]:
+    """What is listed for each row: tiles, and whether they need no mask."""
+    hopper = kernel.plan.hopper
+    assert hopper is not None and hopper.map is not None
+    whose = hopper.map.lists
+    n_lists = (SIZES["B"] if whose.by_batch else 1) * (SIZES["Hkv" if whose.shared else "Hq"] if whose.by_head else 1)
+    counts = [-(-SIZES[size] // tile) for size, tile in zip(("Sq", "Sk"), TILES, strict=True)]
+    n_held, n_walked = counts if walked == "keys" else counts[::-1]
+    words = (n_walked + 31) // 32
+    given: dict[str, Any] = {**SIZES, "scale": 0.25, "n_held": n_held, "n_walked": n_walked, "met_ptr": None}
+    given |= {"BQ": TILES[0], "BK": TILES[1], "ROWS": TILES[0]}
+    ends = 2 * len(hopper.map.parts)
+    for name, count in (("q_ends", counts[0] * ends), ("k_ends", counts[1] * ends)):
+        given[f"{name}_ptr"] = torch.zeros(n_lists * count, dtype=torch.int64)
+    for name, count in (("map", 2 * n_held * words), ("walks", n_held), ("tiles", n_held * n_walked)):
+        given[f"{name}_ptr"] = torch.full((n_lists * count,), -1, dtype=torch.int32)
+    for name, value in params.items():
+        tensor = torch.from_numpy(np.asarray(value)).contiguous()
+        taken = next(
+            n for n in module._extremes_kernel.arg_names if n.removesuffix("_2_ptr").removesuffix("_ptr") == name
+        )
+        given[taken] = tensor
+        given |= {f"{taken.removesuffix('_ptr')}_stride_{axis}": n for axis, n in enumerate(tensor.stride())}
+        given |= dict(zip(kernel.spec.sizes, tensor.shape[1:], strict=False))
+    grids = ((module._extremes_kernel, sum(counts)), (getattr(module, f"_map_{walked}_kernel"), n_held * words))
+    for made, programs in (*grids, (getattr(module, f"_list_{walked}_kernel"), n_held)):
+        made[(n_lists * programs,)](**{n: given[n] for n in made.arg_names})
+    found = given["tiles_ptr"].view(n_lists * n_held, n_walked).tolist()
+    return [
+        [(entry >> 1, entry & 1) for entry in row[:count]]
+        for row, count in zip(found, given["walks_ptr"].tolist(), strict=True)
+    ]
+
+
+def right(kernel: attngen.Kernel, walked: str, params: dict[str, Any]) -> list[list[tuple[int, int]]]:
+    """The same by every pair, for the first batch and head of those that share a list."""
+    hopper = kernel.plan.hopper
+    assert hopper is not None and hopper.map is not None
+    whose = hopper.map.lists
+    b, h = np.arange(2)[:, None, None, None], np.arange(4)[:, None, None]
+    env: dict[str, Any] = {**SIZES, "b": b, "h": h, "hkv": h // 2, "q": AT[:, None], "k": AT[None, :]}
+    mask = np.broadcast_to(evaluate(kernel.plan.attention.mask, env, params), (2, 4, 200, 200))
+    heads = range(0, 4, 2) if whose.shared else range(4)
+    rows: list[list[tuple[int, int]]] = []
+    for batch in range(2) if whose.by_batch else [0]:
+        for head in heads if whose.by_head else [0]:
+            seen = mask[batch, head] if walked == "keys" else mask[batch, head].T
+            held, tile = TILES if walked == "keys" else TILES[::-1]
+            for q0 in range(0, 200, held):
+                row = [(k0 // tile, seen[q0 : q0 + held, k0 : k0 + tile]) for k0 in range(0, 200, tile)]
+                rows.append([(k, int(x.all() and x.shape == (held, tile))) for k, x in row if x.any()])
+    return rows
+
+
+@pytest.mark.parametrize("walked", ["keys", "queries"])
+@pytest.mark.parametrize("name", MASKS)
+def test_tiles_that_hold_a_pair_are_listed_and_no_others(name: str, walked: str) -> None:
+    text, params = MASKS[name]
+    kernel = attngen.compile(f"attention holes\n\n{text}")
+    assert kernel.function is not None
+    found = lists(sys.modules[kernel.function.__module__], kernel, walked, params)
+    expected = right(kernel, walked, params)
+    assert found == expected
+    n_walked = -(-200 // TILES[walked == "keys"])
+    assert any(len(row) < n_walked for row in expected)
