@@ -1,5 +1,5 @@
-"""Masks with holes between tiles, by the kernels of compute capability 9.0 on the model of the chip: right, and no tile
-without an allowed pair is walked."""
+"""Masks with holes between tiles, by the kernels of compute capability 9.0 on the model of the chip, against the
+definition. `tests/generated/test_map.py` says which tiles are walked."""
 
 from __future__ import annotations
 

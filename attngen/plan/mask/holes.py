@@ -7,6 +7,7 @@ every tile, and looks at the pairs of those that are left (`templates/triton/hop
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from attngen.ir.build import (
@@ -132,10 +133,9 @@ class _Asked:
     def element(self, c: Load) -> Bounds:
         """A bool of a block of pairs, or whether a block's list has an element: known where both tiles lie in one."""
         read = c.indices if c.member is None else (*c.indices, c.member)
-        ends = [(i, i) if level_of(i) is Level.HEAD else self.bounds(i) for i in read]
-        if any(end is None for end in ends):
+        found = _all_known((i, i) if level_of(i) is Level.HEAD else self.bounds(i) for i in read)
+        if found is None:
             return TRUE, FALSE
-        found = [end for end in ends if end is not None]
         alone = conjunction(*(apply(Op.EQ, *end) for end in found if end[0] != end[1]))
         one = tuple(least if least == most else select(alone, least, integer(0)) for least, most in found)
         there = Load(c.param, one[: len(c.indices)], Type.BOOL, member=None if c.member is None else one[-1])
@@ -168,7 +168,7 @@ class _Asked:
             return None
         if e.op is Op.TO_INT and e.args[0].type is Type.BOOL:
             can, must = self.condition(e.args[0])
-            return tuple(select(c, integer(1), integer(0)) for c in (must, can))  # type: ignore[return-value]
+            return select(must, integer(1), integer(0)), select(can, integer(1), integer(0))
         if e.op is Op.SELECT:
             (can, must), then, otherwise = self.condition(e.args[0]), self.bounds(e.args[1]), self.bounds(e.args[2])
             if then is None or otherwise is None:
@@ -176,10 +176,18 @@ class _Asked:
             ends = zip(then, otherwise, (minimum, maximum), strict=True)
             least, most = (select(must, a, select(can, either(a, b), b)) for a, b, either in ends)
             return least, most
-        found = [self.bounds(a) for a in e.args]
-        if any(b is None for b in found):
+        found = _all_known(self.bounds(a) for a in e.args)
+        return None if found is None else _of_bounds(e, found)
+
+
+def _all_known(found: Iterable[Bounds | None]) -> list[Bounds] | None:
+    """None where one is."""
+    known: list[Bounds] = []
+    for bounds in found:
+        if bounds is None:
             return None
-        return _of_bounds(e, [b for b in found if b is not None])
+        known.append(bounds)
+    return known
 
 
 def _of_bounds(e: Apply, found: list[Bounds]) -> Bounds | None:
