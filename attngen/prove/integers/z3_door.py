@@ -47,21 +47,22 @@ _WIDTHS = (8, 16, 24, 31)
 class SolverContext:
     """Everything that questions about one attention share."""
 
-    def __init__(self, attention: Attention, *, zeros: bool = True):
-        """`zeros`: an element outside its tensor reads 0, or false; without, it may be anything."""
-        self.attention = attention
+    def __init__(self, attention: Attention | None = None, *, zeros: bool = True):
+        """Without an attention nothing is known but what is said. `zeros`: an element outside its tensor reads 0, or
+        false; without, it may be anything."""
         self._zeros = zeros
-        self.params: dict[str, Param] = {p.name: p for p in attention.params}
+        self.params: dict[str, Param] = {p.name: p for p in attention.params} if attention else {}
+        self._sizes = attention.sizes if attention else ()
         self._context = z3.Context()
         self._terms: dict[tuple[Expr, tuple[tuple[str, int], ...]], Term] = {}
         self._names: dict[str, Term] = {}
         self._quotients: list[Quotient] = []
         self._facts: list[Term] = []
         self.queries = 0
-        self._reads_groups = any("Hkv" in symbols(e) for e in expressions(attention))
-        for fact in attention.assumes:
+        self._reads_groups = attention is not None and any("Hkv" in symbols(e) for e in expressions(attention))
+        for fact in attention.assumes if attention else ():
             self._facts.append(self.term(fact))
-        for param in attention.params:
+        for param in self.params.values():
             if param.is_scalar and param.where is not None:
                 self._facts.append(self.term(param.where))
 
@@ -87,7 +88,7 @@ class SolverContext:
                 self._facts += [term >= 1, term >= shared]
                 if self._reads_groups:  # a remainder by a variable is dear
                     self._facts.append(term % shared == 0)
-            case _ if name in ("B", "Hkv", "Sq", "Sk", "D", "Dv") or name in self.attention.sizes:
+            case _ if name in ("B", "Hkv", "Sq", "Sk", "D", "Dv") or name in self._sizes:
                 self._facts.append(term >= 1)
             case _:
                 pass
@@ -378,7 +379,7 @@ class SolverContext:
     def possible(self, work: Work) -> Answer:
         """`Fails`, with values, if all facts can hold together, an element of each tensor having its own `where`;
         `Holds` if they exclude each other."""
-        tensors = [p for p in self.attention.params if not p.is_scalar and p.where is not None]
+        tensors = [p for p in self.params.values() if not p.is_scalar and p.where is not None]
         elements = [self._where(p, self._constant(f"an element of {p.name}", p.type)) for p in tensors]
         return self.ask(elements, z3.Not(self._true()), work)
 

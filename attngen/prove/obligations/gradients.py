@@ -8,7 +8,7 @@ and named.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from attngen.errors import NOWHERE, Span
 from attngen.ir import build
@@ -27,7 +27,6 @@ from attngen.prove.algebra.sympy_door import Term, same
 from attngen.prove.algebra.terms import Reading
 from attngen.prove.budget.work import OutOfWork, Work
 from attngen.prove.definition import definition
-from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations import lemmas
 from attngen.prove.obligations.summed import summed_answer
 from attngen.prove.obligations.walk_claims import verdict_of
@@ -225,8 +224,7 @@ class _Gradients:
         """Nothing of a spec bears on it but that it has such a gradient."""
         if self.plan.gpu_walks is None or not any(g.gather is Gather.DENSE for g in self.plan.gradients):
             return []
-        context = SolverContext(replace(self.plan.attention, params=(), assumes=()))
-        answer = summed_answer(context, self.plan.gpu_walks.index, self.work)
+        answer = summed_answer(self.plan.gpu_walks.index, self.work)
         sentence = (
             "each batch and head is summed once, by the program that writes the element which it reads, also where a "
             "call gives the param with a size of 1"

@@ -90,13 +90,13 @@ def _index(claims: WalkClaims) -> Index:
 
 
 def _items(claims: WalkClaims, name: str, f: Function) -> Claim:
-    return claims.claim(f"{name}, items", f"{name}: {ITEMS}", items_answer(claims.context(), f, claims.work.part()))
+    return claims.claim(f"{name}, items", f"{name}: {ITEMS}", items_answer(f, claims.work.part()))
 
 
 def _limit(claims: WalkClaims, name: str, *, of_parts: bool) -> Iterator[Claim]:
     if claims.plan.hopper is not None and claims.plan.hopper.map is not None:
         return
-    answer = limit_answer(claims.context(), _index(claims), claims.work.part(), of_parts=of_parts)
+    answer = limit_answer(_index(claims), claims.work.part(), of_parts=of_parts)
     sentence = f"{name}: ends of runs brought to the end of the sequence leave its tiles in the runs that they are in"
     yield claims.claim(f"{name}, end", sentence, answer)
 
@@ -138,7 +138,7 @@ def _unmasked(claims: WalkClaims, name: str, unmasked: tuple[Run, ...], full: tu
 def _lists(claims: WalkClaims, name: str, lists: Lists | None) -> Iterator[Claim]:
     if lists is not None:
         sentence = f"{name}: what is read from a list of a tile, for a batch and a head, was written for these"
-        answer = entries_answer(claims.context(), lists, _index(claims), claims.work)
+        answer = entries_answer(lists, _index(claims), claims.work)
         yield claims.claim(f"{name}, lists", sentence, answer)
 
 
@@ -149,10 +149,10 @@ def _turns(claims: WalkClaims, backward: HopperBackward, cells: Cells) -> Iterat
         f = index.of("tile_of_keys", BACKWARDS=back)
         sentence = f"Hopper backward, `{f}`: each item is a tile of a head, no two are the same, and those of a head "
         sentence += "rise with the order, and go one way"
-        yield claims.claim("Hopper backward, items", sentence, keys_answer(claims.context(), f, claims.work.part()))
+        yield claims.claim("Hopper backward, items", sentence, keys_answer(f, claims.work.part()))
         before = index.of("tile_before", BACKWARDS=back)
         sentence = f"Hopper backward, `{before}`: the tile of the place before a tile's own in the order"
-        answer = neighbour_answer(claims.context(), tile_in_order, before, claims.work.part())
+        answer = neighbour_answer(tile_in_order, before, claims.work.part())
         yield claims.claim("Hopper backward, order", sentence, answer)
     if backward.lists is None:
         sentence = "Hopper backward: a tile of keys awaits the turn that the one before it in the order passes"
@@ -172,10 +172,10 @@ def _turns(claims: WalkClaims, backward: HopperBackward, cells: Cells) -> Iterat
 
 def _shares(claims: WalkClaims, index: Index) -> Iterator[Claim]:
     sentence = "Hopper backward: one head of items visits each query head that shares keys, and each of them visits one"
-    answer = members_answer(claims.context(), index, claims.work.part())
+    answer = members_answer(index, claims.work.part())
     yield claims.claim("Hopper backward, members", sentence, answer)
     sentence = "Hopper backward: the sums of each tile of keys of each share are written in one place, and added once"
-    answer = parts_answer(claims.context(), index.of("part_of"), claims.work.part())
+    answer = parts_answer(index.of("part_of"), claims.work.part())
     yield claims.claim("Hopper backward, parts", sentence, answer)
 
 

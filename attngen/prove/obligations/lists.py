@@ -23,12 +23,12 @@ LANES = 32
 """Places of a chunk."""
 
 
-def entries_answer(context: SolverContext, lists: Lists, index: Index, work: Work) -> Answer:
+def entries_answer(lists: Lists, index: Index, work: Work) -> Answer:
     """Whether what is read of a tile was written of it."""
     whose = tuple(lists.function(index, name) for name in ("list_count", "list_of", "reader_of"))
     count, place, reader = whose
 
-    def ask() -> Answer:
+    def ask(context: SolverContext) -> Answer:
         asked = Questions(context, ("B", "Hq"), work)
         batch, head = asked.fresh("batch"), asked.fresh("head")
         asked.known += [batch >= 0, batch < asked.sizes["B"], head >= 0, head < asked.sizes["Hq"]]
@@ -41,14 +41,14 @@ def entries_answer(context: SolverContext, lists: Lists, index: Index, work: Wor
         return asked.answer
 
     answer = remembered(whose, work, ask, lambda: wrong_list(lists, *whose))
-    return _written(context, index, work) if isinstance(answer, Holds) else answer
+    return _written(index, work) if isinstance(answer, Holds) else answer
 
 
-def _written(context: SolverContext, index: Index, work: Work) -> Answer:
+def _written(index: Index, work: Work) -> Answer:
     """Whether the item that has the entry of a part of a tile of a list is of that part, tile and list."""
     both = index.of("entry_of"), index.of("part_of_entry")
 
-    def ask() -> Answer:
+    def ask(context: SolverContext) -> Answer:
         asked = Questions(context, ("n_tiles", "parts"), work)
         own: Names = {**asked.sizes, **{name: asked.fresh(name) for name in ("place", "tile", "part")}}
         asked.known += [own["place"] >= 0]
@@ -92,7 +92,7 @@ def listed_answer(context: SolverContext, index: Index, work: Work) -> Answer:
     conclusion.append(value("meets", run) == context.all_of([run["first"] <= run["at"], run["at"] < run["stop"]]))
     conclusion += _searched(context, index, order, other, premises)
     answer = context.ask_linear(premises, context.all_of(conclusion), work)
-    return _cells(context, index, work) if isinstance(answer, Holds) else answer
+    return _cells(index, work) if isinstance(answer, Holds) else answer
 
 
 def _searched(context: SolverContext, index: Index, order: Term, other: Term, premises: list[Term]) -> list[Term]:
@@ -108,11 +108,11 @@ def _searched(context: SolverContext, index: Index, order: Term, other: Term, pr
     return [where == other, earlier < later, context.implies(other < order, quotient <= start)]
 
 
-def _cells(context: SolverContext, index: Index, work: Work) -> Answer:
+def _cells(index: Index, work: Work) -> Answer:
     """Whether no two lists, ways or tiles share a cell, and all cells lie in the room for two ways of each list."""
     cell = index.of("note_cell")
 
-    def ask() -> Answer:
+    def ask(context: SolverContext) -> Answer:
         asked = Questions(context, ("n_walked", "places"), work)
         size, places = asked.sizes["n_walked"], asked.sizes["places"]
         both: list[Names] = []

@@ -21,10 +21,10 @@ from attngen.prove.obligations.questions import Contracts, Names, Questions, Run
 from attngen.prove.search.small_items import wrong_item, wrong_neighbour, wrong_order, wrong_reader
 
 
-def order_answer(context: SolverContext, side_by_side: Function, work: Work) -> Answer:
+def order_answer(side_by_side: Function, work: Work) -> Answer:
     """Whether each item is a tile of a head, no two are the same, and the items of a head rise with the order."""
     return remembered(
-        side_by_side, work, lambda: _order_answer(context, side_by_side, work), lambda: wrong_order(side_by_side)
+        side_by_side, work, lambda own: _order_answer(own, side_by_side, work), lambda: wrong_order(side_by_side)
     )
 
 
@@ -72,10 +72,10 @@ def _of_one_group(asked: Questions, one: Names, other: Names) -> list[Term]:
     return [apart, rest, *inside]
 
 
-def items_answer(context: SolverContext, f: Function, work: Work) -> Answer:
+def items_answer(f: Function, work: Work) -> Answer:
     """Whether each item is a tile of a head of a batch, and no two are the same."""
 
-    def ask() -> Answer:
+    def ask(context: SolverContext) -> Answer:
         asked = _Items(context, f, work)
         one, other = (asked.item(name, shown=name == "other") for name in ("one", "other"))
         for a, b in zip(one.results, other.results, strict=True):
@@ -86,11 +86,11 @@ def items_answer(context: SolverContext, f: Function, work: Work) -> Answer:
     return remembered(f, work, ask, lambda: wrong_item(f))
 
 
-def keys_answer(context: SolverContext, f: Function, work: Work) -> Answer:
+def keys_answer(f: Function, work: Work) -> Answer:
     """Whether each item is a tile of keys of a head and no two are the same, those of a head rise with the order, and
     all of them go one way. How a place in the order is a tile, `neighbour_answer` shows."""
 
-    def ask() -> Answer:
+    def ask(context: SolverContext) -> Answer:
         asked = _Items(context, f, work)
         one, other = (asked.item(name, shown=name == "other") for name in ("one", "other"))
         (tile, order, back, head), (_, later, way, same) = one.results, other.results
@@ -105,11 +105,11 @@ def keys_answer(context: SolverContext, f: Function, work: Work) -> Answer:
     return remembered(f, work, ask, lambda: wrong_item(f, ordered=True))
 
 
-def neighbour_answer(context: SolverContext, tile_in_order: Function, before: Function, work: Work) -> Answer:
+def neighbour_answer(tile_in_order: Function, before: Function, work: Work) -> Answer:
     """Whether places in the order are tiles, no two the same, whichever way it goes, and the tile before one is that of
     the place before its own. `before` goes the ways that its flag allows."""
 
-    def ask() -> Answer:
+    def ask(context: SolverContext) -> Answer:
         asked = Questions(context, ("n_tiles",), work)
         n_tiles = asked.sizes["n_tiles"]
         one, other = asked.fresh("order"), asked.fresh("other order")
@@ -129,11 +129,11 @@ def neighbour_answer(context: SolverContext, tile_in_order: Function, before: Fu
     return remembered(key, work, ask, lambda: wrong_neighbour(tile_in_order, before))
 
 
-def readers_answer(context: SolverContext, kv_head_of: Function, query_head: Function, work: Work) -> Answer:
+def readers_answer(kv_head_of: Function, query_head: Function, work: Work) -> Answer:
     """Whether a query head reads a head of keys that there is, and each member of the group of a head of keys is a
     query head that reads it."""
 
-    def ask() -> Answer:
+    def ask(context: SolverContext) -> Answer:
         asked = Questions(context, ("group", "Hkv"), work)
         group, n_kv = asked.sizes["group"], asked.sizes["Hkv"]
         n_heads = group * n_kv
@@ -177,7 +177,7 @@ class _Items(Questions):
         self.calls: list[tuple[Term, list[Term]]] = []
         for callee in _called(f):
             if callee.name in _CONTRACTS and isinstance(self.answer, Holds):
-                self.answer = _CONTRACTS[callee.name](context, callee, work)
+                self.answer = _CONTRACTS[callee.name](callee, work)
 
     def item(self, name: str, *, shown: bool) -> Run:
         """What the function returns for an item, whose numbers are shown to be inside their bounds. `shown`: as those

@@ -17,13 +17,13 @@ from attngen.prove.obligations.tile_walks import Ends
 from attngen.prove.search.small_parts import wrong_end
 
 
-def limit_answer(context: SolverContext, index: Index, work: Work, *, of_parts: bool) -> Answer:
+def limit_answer(index: Index, work: Work, *, of_parts: bool) -> Answer:
     """Whether ends that are brought to the limit leave each tile of the sequence in the runs that it is in, where some
     held row is inside its own sequence, and add no tile to any. `of_parts`: all held rows may be outside.
     """
     end_of_tiles, limited = index.of("end_of_tiles", OF_PARTS=of_parts), index.of("limited")
 
-    def ask() -> Answer:
+    def ask(context: SolverContext) -> Answer:
         asked = Questions(context, ("size", "tile", "held"), work)
         start, at, low, high = (asked.fresh(name) for name in ("start", "at", "low", "high"))
         size, tile = asked.sizes["size"], asked.sizes["tile"]

@@ -23,15 +23,15 @@ def portable_walks(claims: WalkClaims) -> Iterator[Claim]:
         return
     index = own.index
     sentence = "heads side by side: each tile of each head is one item, and the items of a head rise with the order"
-    answer = order_answer(claims.context(), index.of("side_by_side"), claims.work.part())
+    answer = order_answer(index.of("side_by_side"), claims.work.part())
     yield claims.claim("items, side by side", sentence, answer)
     for f in (
         *(index.of("busy_tiles_first", LATE=late) for late in (False, True)),
         index.of("head_after_head"),
     ):
-        answer = items_answer(claims.context(), f, claims.work.part())
+        answer = items_answer(f, claims.work.part())
         yield claims.claim(f"items, {f.name.replace('_', ' ')}", f"`{f}`: {ITEMS}", answer)
-    answer = readers_answer(claims.context(), index.of("kv_head_of"), index.of("query_head"), claims.work.part())
+    answer = readers_answer(index.of("kv_head_of"), index.of("query_head"), claims.work.part())
     yield claims.claim("items, heads of keys", "each query head reads the head of keys whose group it is in", answer)
     for kernels, walked, loops, walks in (
         ("forward and dQ", "keys", plan.key_loops, own.keys),

@@ -83,7 +83,7 @@ class Questions:
         """What products with a factor of at least 1 keep of an order: shown once, of any ints."""
         self.show(factor >= 1)
         if isinstance(self.answer, Holds) and not self.shown:
-            self.answer = remembered("rising", self.work, lambda: _rising_answer(self.context, self.work), lambda: None)
+            self.answer = remembered("rising", self.work, lambda own: _rising_answer(own, self.work), lambda: None)
         pairs = (one[name], other[name]), (other[name], one[name])
         found = [self.context.implies(a < b, a * factor + factor <= b * factor) for a, b in pairs]
         self.known += found
@@ -163,16 +163,17 @@ _SHOWN: dict[Hashable, int] = {}
 def remembered(
     key: Hashable,
     work: Work,
-    ask: Callable[[], Answer],
+    ask: Callable[[SolverContext], Answer],
     search: Callable[[], Mapping[str, int | float | bool] | None],
 ) -> Answer:
-    """The answer to `ask`, for as many units as it took. Where z3 does not show a step, small sizes are tried: a step
-    can fail without harm."""
+    """The answer to `ask`, for as many units as it took. It is asked in a context of its own, so neither the answer nor
+    the units depend on what was asked before. Where z3 does not show a step, small sizes are tried: a step can fail
+    without harm."""
     if _SHOWN.get(key, work.left + 1) <= work.left:
         work.charge(_SHOWN[key])
         return Holds()
     spent = work.spent
-    answer = ask()
+    answer = ask(SolverContext())
     if isinstance(answer, Holds):
         _SHOWN[key] = work.spent - spent
         return answer

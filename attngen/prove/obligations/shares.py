@@ -19,12 +19,12 @@ from attngen.prove.obligations.questions import Lemmas, Questions, remembered
 from attngen.prove.search.small_shares import wrong_alone, wrong_member, wrong_part
 
 
-def members_answer(context: SolverContext, index: Index, work: Work) -> Answer:
+def members_answer(index: Index, work: Work) -> Answer:
     """Whether each member of a group is visited by exactly one head of items, and each of these visits one."""
     shared, alone = (index.of("members", SHARED=flag) for flag in (True, False))
     share_count, head_of_share = index.of("share_count"), index.of("head_of_share")
 
-    def ask() -> Answer:
+    def ask(context: SolverContext) -> Answer:
         asked = _Members(context, work, shared, share_count)
         one, other = (asked.fresh(name) for name in ("one head of items", "another head of items"))
         found = [asked.visited(one, "one"), asked.visited(other, "other", shown=True)]
@@ -43,7 +43,7 @@ def members_answer(context: SolverContext, index: Index, work: Work) -> Answer:
     answer = remembered(key, work, ask, lambda: wrong_member(shared, share_count, head_of_share))
     if not isinstance(answer, Holds):
         return answer
-    return remembered(alone, work, lambda: _alone(context, work, alone), lambda: wrong_alone(alone))
+    return remembered(alone, work, lambda context: _alone(context, work, alone), lambda: wrong_alone(alone))
 
 
 def _some_head(
@@ -148,10 +148,10 @@ class _Members(Questions):
         return run.results
 
 
-def parts_answer(context: SolverContext, part_of: Function, work: Work) -> Answer:
+def parts_answer(part_of: Function, work: Work) -> Answer:
     """Whether no two tiles of heads of items have one place, and there are no more places than tiles."""
 
-    def ask() -> Answer:
+    def ask(context: SolverContext) -> Answer:
         asked = Questions(context, ("heads", "n_tiles"), work)
         heads, n_tiles = (asked.sizes[name] for name in ("heads", "n_tiles"))
 

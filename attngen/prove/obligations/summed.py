@@ -17,12 +17,12 @@ from attngen.prove.obligations.questions import Names, Questions, remembered
 from attngen.prove.search.small_summed import wrong_sum
 
 
-def summed_answer(context: SolverContext, index: Index, work: Work) -> Answer:
+def summed_answer(index: Index, work: Work) -> Answer:
     """Whether each batch and head is summed once, by the program of its element."""
     ends = (index.of(name, ALL=one) for one in (False, True) for name in ("sum_start", "sum_stop"))
     functions = (index.of("sum_programs"), *ends)
 
-    def ask() -> Answer:
+    def ask(context: SolverContext) -> Answer:
         answer = _of_all(context, index, work)
         return _of_each(context, index, work) if isinstance(answer, Holds) else answer
 
