@@ -13,7 +13,6 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 from attngen.ir.nodes import Expr, Load
 from attngen.ir.walk import reads
-from attngen.plan.mask.holes import TileTest
 from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Loops, Run
 from attngen.plan.mask.shares import Wanted
@@ -292,15 +291,13 @@ class HopperApart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopperPlan:
     """`slack`: by how many powers of two the forward kernel's reference may lag behind the maximum; 0: it does not.
-    `cells`: the ints in which programs count. `map`: which tiles are walked at all, where a mask leaves holes between
-    them: then walks number those that a map names."""
+    `cells`: the ints in which programs count."""
 
     slack: int
     forward: HopperForward | None
     backward: HopperBackward | None
     apart: HopperApart | None
     cells: Cells
-    map: TileTest | None = None
 
     def for_head_dim(self, head_dim: tuple[int, int]) -> HopperPlan:
         """The kernels that tensors of this head dim, of Q and K, and of V, can use."""

@@ -22,6 +22,7 @@ from attngen.plan.ints.facts import Facts, facts
 from attngen.plan.ints.renaming import planner_takes, with_safe_sizes
 from attngen.plan.levels import Level, is_dear, level_of
 from attngen.plan.limits import Limits
+from attngen.plan.mask.holes import TileTest, map_of, sorted_apart
 from attngen.plan.mask.key_mask import keeps_key
 from attngen.plan.mask.loops import Loops, loops
 from attngen.plan.mask.ranges import TileRanges, tile_ranges
@@ -94,6 +95,7 @@ class KernelPlan:
     hopper: HopperPlan | None = None  # the kernels of compute capability 9.0, where the target has some
     needs: tuple[Need, ...] = ()  # what every call checks of its sizes: with it all reads are inside
     geometries: tuple[Geometry, ...] = ()  # how sequences find their rows, where they are no whole rows of a batch
+    map: TileTest | None = None  # by which kernels of GPUs find the tiles of dense calls, in place of loops' ends
     packed_alias: PackedAlias | None = None  # which dense batches of one are computed as packed rows
 
     @property
@@ -159,6 +161,7 @@ def make_plan(attention: Attention, limits: Limits) -> KernelPlan:
         growing_keys=any(reads(s.lo, "k0") for s in queries.any) and not any(reads(s.hi, "k1") for s in queries.any),
         diagonals=diagonals(form.unit),
         choices=choices((), attention, known, limits.ints),
+        map=map_of(attention.mask, keys, known) if limits.gpu else None,
     )
     chosen = choices(evaluated(found), attention, known, limits.ints)
     if limits.approximates:
@@ -171,6 +174,15 @@ def with_loops(plan: KernelPlan, keys: Loops, queries: Loops) -> KernelPlan:
     of_gpu = plan.gpu_walks and gpu_walks(plan.attention, plan.weights, keys, queries, plan.keeps_key)
     of_tpu = plan.tpu_walks and tpu_walks(keys, queries)
     return replace(plan, key_loops=keys, query_loops=queries, gpu_walks=of_gpu, tpu_walks=of_tpu)
+
+
+def of_dense_calls(plan: KernelPlan) -> KernelPlan:
+    """The plan with the loops that kernels of dense calls take: over lists, where a map names the tiles."""
+    if plan.map is None:
+        return plan
+    keys, queries = (sorted_apart(axis, plan.map.lists) for axis in "kq")
+    untested = replace(plan, keys=replace(plan.keys, tests=()), queries=replace(plan.queries, tests=()))
+    return with_loops(untested, keys, queries)
 
 
 def evaluated(plan: KernelPlan) -> tuple[Expr, ...]:

@@ -68,13 +68,15 @@ def _packed(weights: Weights, loops: Loops, keeps_key: Expr | None) -> bool:
     """The maximum is rescaled by one factor, and one tile has one walk: heads that differ in these stay apart.
 
     So do heads for which a data test has an answer of their own, be it the same for those that share keys; and heads
-    of which one may forbid a key that another reads, since a tile's row of values is cleared for all of them.
+    of which one may forbid a key that another reads, since a tile's row of values is cleared for all of them; and heads
+    that have lists of their own.
     """
     bounds = [s.bound if isinstance(s, Rounded) else s.value for s in loops.steps if not isinstance(s, Ordered)]
     sides = [side for t in loops.tests for side in (t.row, t.col)]
     kept = () if keeps_key is None else (keeps_key,)
     apart = any(reads(e, "h") for e in (weights.factor, *bounds, *kept)) or any(reads(e, "h", "hkv") for e in sides)
-    return not apart
+    listed = loops.lists is not None and loops.lists.by_head and not loops.lists.shared
+    return not (apart or listed)
 
 
 def _as_many_queries(fact: Expr) -> bool:

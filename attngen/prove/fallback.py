@@ -17,7 +17,8 @@ from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
 from attngen.plan.tiles.hopper import hopper_plan
 from attngen.prove.obligations.diagonals import DIAGONALS
-from attngen.prove.obligations.hopper_walks import MAP, TURNS
+from attngen.prove.obligations.hopper_walks import TURNS
+from attngen.prove.obligations.portable_walks import MAP
 from attngen.prove.verdict import Claim
 
 
@@ -37,17 +38,18 @@ def weakened(plan: KernelPlan, unknown: Collection[Claim]) -> tuple[KernelPlan, 
         plan = replace(plan, diagonals=())
         dropped.append("that pairs as far apart have one bias (each computes its own)")
     own = plan.hopper
-    if not dropped and (own is None or not (MAP in subjects or (TURNS in subjects and own.backward is not None))):
+    turns = TURNS in subjects and own is not None and own.backward is not None
+    if not (dropped or turns or MAP in subjects):
         return plan, ()
     found = with_loops(replace(plan, keys=keys, queries=queries), loops(keys), loops(queries))
     consecutive = TURNS not in subjects
     if not consecutive:
         dropped.append("that tiles of keys take turns in their order (a list says who waits for whom)")
-    mapped = MAP not in subjects
-    if not mapped:
+    if MAP in subjects:
+        found = replace(found, map=None)
         dropped.append("a map of the tiles that hold a pair (those between the first and the last are walked)")
     if found.hopper is not None:
-        found = replace(found, hopper=hopper_plan(found, found.attention.tile, consecutive, mapped))
+        found = replace(found, hopper=hopper_plan(found, found.attention.tile, consecutive))
     return found, tuple(dropped)
 
 

@@ -55,22 +55,22 @@ MASKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def lists(
-    module: ModuleType, kernel: attngen.Kernel, walked: str, params: dict[str, Any]
+    module: ModuleType, kernel: attngen.Kernel, walked: str, params: dict[str, Any], *, apart: bool
 ) -> list[list[tuple[int, int]]]:
-    """What is listed for each row: tiles, and whether they need no mask."""
-    hopper = kernel.plan.hopper
-    assert hopper is not None and hopper.map is not None
-    whose = hopper.map.lists
+    """What is listed for each row: tiles, and whether they need no mask. `apart`: those that need none first, as
+    portable kernels walk them."""
+    assert kernel.plan.map is not None
+    whose = kernel.plan.map.lists
     n_lists = (SIZES["B"] if whose.by_batch else 1) * (SIZES["Hkv" if whose.shared else "Hq"] if whose.by_head else 1)
     counts = [-(-SIZES[size] // tile) for size, tile in zip(("Sq", "Sk"), TILES, strict=True)]
     n_held, n_walked = counts if walked == "keys" else counts[::-1]
     words = (n_walked + 31) // 32
     given: dict[str, Any] = {**SIZES, "scale": 0.25, "n_held": n_held, "n_walked": n_walked, "met_ptr": None}
-    given |= {"BQ": TILES[0], "BK": TILES[1], "ROWS": TILES[0]}
-    ends = 2 * len(hopper.map.parts)
+    given |= {"BQ": TILES[0], "BK": TILES[1], "ROWS": TILES[0], "CUT": apart}
+    ends = 2 * len(kernel.plan.map.parts)
     for name, count in (("q_ends", counts[0] * ends), ("k_ends", counts[1] * ends)):
         given[f"{name}_ptr"] = torch.zeros(n_lists * count, dtype=torch.int64)
-    for name, count in (("map", 2 * n_held * words), ("walks", n_held), ("tiles", n_held * n_walked)):
+    for name, count in (("map", 2 * n_held * words), ("walks", 2 * n_held), ("tiles", n_held * n_walked)):
         given[f"{name}_ptr"] = torch.full((n_lists * count,), -1, dtype=torch.int32)
     for name, value in params.items():
         tensor = torch.from_numpy(np.asarray(value)).contiguous()
@@ -81,20 +81,26 @@ def lists(
         given |= {f"{taken.removesuffix('_ptr')}_stride_{axis}": n for axis, n in enumerate(tensor.stride())}
         given |= dict(zip(kernel.spec.sizes, tensor.shape[1:], strict=False))
     grids = ((module._extremes_kernel, sum(counts)), (getattr(module, f"_map_{walked}_kernel"), n_held * words))
-    for made, programs in (*grids, (getattr(module, f"_list_{walked}_kernel"), n_held)):
+    listed = module._sort_tiles_kernel if apart else getattr(module, f"_list_{walked}_kernel")
+    for made, programs in (*grids, (listed, n_held)):
         made[(n_lists * programs,)](**{n: given[n] for n in made.arg_names})
     found = given["tiles_ptr"].view(n_lists * n_held, n_walked).tolist()
+    if apart:
+        walks = given["walks_ptr"].view(n_lists * n_held, 2).tolist()
+        return [
+            [(at, int(i < whole)) for i, at in enumerate(row[:count])]
+            for row, (whole, count) in zip(found, walks, strict=True)
+        ]
     return [
         [(entry >> 1, entry & 1) for entry in row[:count]]
-        for row, count in zip(found, given["walks_ptr"].tolist(), strict=True)
+        for row, count in zip(found, given["walks_ptr"][: n_lists * n_held].tolist(), strict=True)
     ]
 
 
-def right(kernel: attngen.Kernel, walked: str, params: dict[str, Any]) -> list[list[tuple[int, int]]]:
+def right(kernel: attngen.Kernel, walked: str, params: dict[str, Any], *, apart: bool) -> list[list[tuple[int, int]]]:
     """The same by every pair, for the first batch and head of those that share a list."""
-    hopper = kernel.plan.hopper
-    assert hopper is not None and hopper.map is not None
-    whose = hopper.map.lists
+    assert kernel.plan.map is not None
+    whose = kernel.plan.map.lists
     b, h = np.arange(2)[:, None, None, None], np.arange(4)[:, None, None]
     env: dict[str, Any] = {**SIZES, "b": b, "h": h, "hkv": h // 2, "q": AT[:, None], "k": AT[None, :]}
     mask = np.broadcast_to(evaluate(kernel.plan.attention.mask, env, params), (2, 4, 200, 200))
@@ -106,18 +112,22 @@ def right(kernel: attngen.Kernel, walked: str, params: dict[str, Any]) -> list[l
             held, tile = TILES if walked == "keys" else TILES[::-1]
             for q0 in range(0, 200, held):
                 row = [(k0 // tile, seen[q0 : q0 + held, k0 : k0 + tile]) for k0 in range(0, 200, tile)]
-                rows.append([(k, int(x.all() and x.shape == (held, tile))) for k, x in row if x.any()])
+                whole = [
+                    (k, int(x.all() and x.shape[1] == tile and (apart or len(x) == held))) for k, x in row if x.any()
+                ]
+                rows.append(sorted(whole, key=lambda entry: -entry[1]) if apart else whole)
     return rows
 
 
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("walked", ["keys", "queries"])
 @pytest.mark.parametrize("name", MASKS)
-def test_tiles_that_hold_a_pair_are_listed_and_no_others(name: str, walked: str) -> None:
+def test_tiles_that_hold_a_pair_are_listed_and_no_others(name: str, walked: str, apart: bool) -> None:
     text, params = MASKS[name]
     kernel = attngen.compile(f"attention holes\n\n{text}")
     assert kernel.function is not None
-    found = lists(sys.modules[kernel.function.__module__], kernel, walked, params)
-    expected = right(kernel, walked, params)
+    found = lists(sys.modules[kernel.function.__module__], kernel, walked, params, apart=apart)
+    expected = right(kernel, walked, params, apart=apart)
     assert found == expected
     n_walked = -(-200 // TILES[walked == "keys"])
     assert any(len(row) < n_walked for row in expected)

@@ -52,7 +52,7 @@ def forward(
     hopper = made.kernel.plan.hopper
     assert hopper is not None
     lists = ["_list_key_runs_kernel"] if made.kernel.plan.keys.tests else []
-    lists = ["_extremes_kernel", "_map_keys_kernel", "_list_keys_kernel"] if hopper.map else lists
+    lists = ["_extremes_kernel", "_map_keys_kernel", "_list_keys_kernel"] if made.kernel.plan.map else lists
     assert made.launched == [*lists, "_hopper_forward_kernel"]
     right = made.truth()
     met = np.isfinite(right.lse)

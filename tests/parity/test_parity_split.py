@@ -42,7 +42,8 @@ CASES = (
 SAMPLE = {
     "causal", "sliding_window", "alibi", "softcap", "sink", "sigmoid", "softmax1", "custom_normalizer", "dropout",
     "prefix_lm", "cross_attention", "two_documents", "full_bias", "relative_bias", "window_per_head", "time_window",
-    "learned_sink", "relu_mean", "relu_sum", "heat_per_head", "reach_per_head", "kinds_per_key_head",
+    "learned_sink", "relu_mean", "relu_sum", "heat_per_head", "reach_per_head", "kinds_per_key_head", "dilated",
+    "event_order", "ranks_per_key_head", "thirds_per_head",
 }  # fmt: skip
 """Examples and extras of each kind, a shape or three each, in every run."""
 
@@ -61,6 +62,20 @@ def kinds_per_key_head(
     return formulas.normalized(formulas.products(q, k) * scale, mask, formulas.heads(q, v))
 
 
+def ranks_per_key_head(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, rank: torch.Tensor
+) -> formulas.Result:
+    per_head = rank.repeat_interleave(q.shape[1] // rank.shape[1], 1)
+    mask = per_head[:, :, None] <= torch.arange(q.shape[2], device=q.device)[:, None]
+    return formulas.normalized(formulas.products(q, k) * scale, mask, formulas.heads(q, v))
+
+
+def thirds_per_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> formulas.Result:
+    at_q, at_k, head = (torch.arange(n, device=q.device) for n in (q.shape[2], k.shape[2], q.shape[1]))
+    mask = ((at_k // 8 + head[:, None, None]) % 3 == 0) & (at_k <= at_q[:, None] + 60)
+    return formulas.normalized(formulas.products(q, k) * scale, mask, formulas.heads(q, v))
+
+
 OWN = (
     Variant(
         "heat_per_head",
@@ -75,8 +90,20 @@ OWN = (
         kinds_per_key_head,
         lambda d: {"kind": d.ints(0, d.case.rows, d.case.batch, d.case.kv_heads, d.case.columns)},
     ),
+    Variant(
+        "ranks_per_key_head",
+        "attention ranks_per_key_head\nparam rank: int[B, Hkv, Sk]\nmask = rank[b, hkv, k] <= q\n",
+        ranks_per_key_head,
+        lambda d: {"rank": d.ints(-3, d.case.rows + 3, d.case.batch, d.case.kv_heads, d.case.columns)},
+    ),
+    Variant(
+        "thirds_per_head",
+        "attention thirds_per_head\nmask = (k // 8 + h) % 3 == 0 and k <= q + 60\n",
+        thirds_per_head,
+    ),
 )
-"""Where heads keep their rows in tiles of their own: they differ in the logits' factor, loops' ends, data tests."""
+"""Where heads keep their rows in tiles of their own: they differ in the logits' factor, loops' ends, data tests, lists.
+Not so those of `ranks_per_key_head`: a list is one for all heads that share keys."""
 
 SPLITTING = [*(v for v in EVERY if not v.square), *OWN]
 
@@ -138,7 +165,9 @@ def test_a_split_call_is_the_formula_and_the_reference(variant: Variant, case: C
         return
     with cut(run, pieces) as launched:
         got = by_kernel(run, given, True)
-    assert [name for name in launched if "_test" not in name][:2] == ["_split_kernel", "_merge_kernel"]
+    found = ["_extremes_kernel", "_map_keys_kernel", "_sort_tiles_kernel"] if run.plan.map else []
+    launched = [name for name in launched if "_test" not in name]
+    assert launched[: len(found) + 2] == [*found, "_split_kernel", "_merge_kernel"]
     tolerance, floor = TOLERANCE[torch.float32], FLOOR[torch.float32]
     halves = frozenset(f"d_{n}" for n in given.floats() if given.params[n].dtype != torch.float32)  # type: ignore[union-attr]
     off = disagreements(got, by_formula(variant, given, False, True), tolerance, floor, halves)

@@ -31,7 +31,6 @@ from attngen.emit.triton.hopper.backward import (
     gluon_pair_view,
 )
 from attngen.emit.triton.hopper.forward import GluonView, gluon_view
-from attngen.emit.triton.hopper.map import MapView, map_view
 from attngen.emit.triton.hopper.narrowed import by_kernel, everywhere
 from attngen.emit.triton.hopper.shares import LIMITS
 from attngen.emit.triton.host.call import CallParts, call_view
@@ -44,6 +43,7 @@ from attngen.emit.triton.portable.backward import backward_view, pair_gradient, 
 from attngen.emit.triton.portable.data_tests import test_view
 from attngen.emit.triton.portable.frame import Frame, frame_of
 from attngen.emit.triton.portable.kernels import forward_code, kept_view, kernel_code
+from attngen.emit.triton.portable.map import MapView, map_view
 from attngen.emit.triton.portable.pair_words import pair_words, with_words
 from attngen.emit.triton.portable.param_gradients import GradientView, RowSum, gradient_views
 from attngen.emit.triton.portable.passes import Codes, PortableViews, codes_of, portable_views
@@ -65,7 +65,7 @@ from attngen.emit.triton.sequences.rows import refuse_sequences, sequence_place,
 from attngen.errors import InternalError
 from attngen.plan import passes
 from attngen.plan.index import items
-from attngen.plan.kernel import KernelPlan
+from attngen.plan.kernel import KernelPlan, of_dense_calls
 from attngen.plan.levels import Level
 from attngen.plan.mask.turns import Cells
 from attngen.plan.sides import GEOMETRIES
@@ -95,26 +95,27 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     """The views, by the names that the templates call them."""
     if options.forward:
         plan = replace(plan, gradients=())
-    frame = frame_of(plan)
+    of_sequences = frame_of(plan)
+    frame = replace(of_sequences, plan=of_dense_calls(plan))
     weights = weight_view(plan, forward=options.forward)
     codes = codes_of(frame)
     forward, dq, dkdv, dq_sums, dkdv_sums = codes.forward, codes.dq, codes.dkdv, codes.dq_sums, codes.dkdv_sums
     hopper_codes = codes_of(frame, by_diagonal=True) if plan.diagonals else codes
-    key_words, query_words = pair_words(frame, plan.key_loops), pair_words(frame, plan.query_loops)
+    key_words, query_words = pair_words(frame, frame.plan.key_loops), pair_words(frame, frame.plan.query_loops)
     packing, query_packing = with_words(frame, key_words), with_words(frame, query_words)
     # Gluon has no pipeliner, from which an element that many pairs share is hidden elsewhere; it fails at how.
-    plain = replace(plan, choices=replace(plan.choices, corners=()))
+    plain = replace(frame.plan, choices=replace(plan.choices, corners=()))
     each = replace(packing, plan=plain)
     hopper_forward = forward_code(each, key_words, found=passes.hopper_forward(plan))
     backward = with_factors(frame, backward_view(frame), dq, dkdv)
     keys, queries = frame.key_ranges(), frame.query_ranges()
-    tests = tuple(test_view(frame, t, r.axis) for r in (plan.keys, plan.queries) for t in r.tests)
-    pair_gradients = tuple(pair_gradient(frame, g) for g in plan.gradients if g.gather not in AXES)
+    map = map_view(replace(frame, plan=plain), plan.map)
+    tests = _test_views(frame)
+    pair_gradients = tuple(pair_gradient(frame, g, map) for g in plan.gradients if g.gather not in AXES)
     of_pairs = tuple(g.code for g in pair_gradients)
     takes_fast = any(code.reads("FAST") for code in (forward, *(() if options.forward else (dq, dkdv, *of_pairs))))
     kernel = replace(frame.kernel_view(), fast=takes_fast, flags=() if options.forward else backward.flags)
     key_tests, query_tests = (tuple(t for t in tests if t.axis == axis) for axis in "kq")
-    key_pointers = tuple(p for t in key_tests for p in t.pointers)
     gradients = gradient_views(plan, frame.params, {p.name: p.host_lines for p in pair_gradients})
     mask = kernel_code(query_packing, Level.COLUMN, passes.Pass({}, {}), query_words)
     hopper = _hopper_views(
@@ -127,12 +128,10 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         mask,
         backward,
         gradients,
-        map_view(replace(frame, plan=plain), plan.hopper.map if plan.hopper is not None else None),
+        map,
     )
-    if hopper.some:
-        tests = with_bits(tests)
     fast_bwd, apart = hopper.fast_bwd, hopper.apart
-    split = split_view(frame, options, weights, kernel, keys, key_pointers)
+    split = split_view(frame, options, weights, kernel, keys, forward)
     tiles = tile_rows(plan, options)
     scope = scope_view(options)
     registers = register_limits(plan, tiles)
@@ -151,7 +150,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         dkdv_sums=dkdv_sums,
         pairs=pair_gradients,
         precise=weights.saves_rest,
-        map=hopper.map,
+        map=map,
     )
     launched = backward_launches(kernels)
     row_values = row_values_view(
@@ -161,11 +160,9 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         cleared=cells.cleared if counts else 0,
         needed=bool(gradients),
     )
-    pair_kernels = tuple(
-        pair_kernel_view(frame, g, backward, weights, kernel, keys, key_pointers) for g in pair_gradients
-    )
+    pair_kernels = tuple(pair_kernel_view(frame, g, backward, weights, kernel, keys) for g in pair_gradients)
     portable = portable_views(frame, codes, backward, weights, kernel)
-    sequences = _sequence_views(frame, options, backward, weights, kernel)
+    sequences = _sequence_views(of_sequences, options, backward, weights, kernel)
     call = call_view(
         plan,
         CallParts(
@@ -182,18 +179,23 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     )
     seq = None
     if sequences is not None:
+        tests_of_keys, tests_of_queries = (
+            tuple(t for t in _test_views(of_sequences) if t.axis == axis) for axis in "kq"
+        )
         parts = SequenceParts(
             geometry=options.geometry,
             params=frame.params,
             weights=weights,
             gradients=gradients,
-            kernels=kernels,
+            kernels=replace(kernels, key_tests=tests_of_keys, query_tests=tests_of_queries, map=None),
             fast=hopper.fast,
             listed=hopper.sequences,
-            key_tests=key_tests,
+            key_tests=tests_of_keys,
             backward=not options.forward,
         )
         seq = sequence_call_view(plan, call, parts)
+    ranges = of_sequences if options.sequences else frame
+    ranges_tests = with_bits(_test_views(ranges)) if hopper.some else _test_views(ranges)
     tables = {"TILES": tile_lines(tiles)}
     tables |= {"SPLIT": share_lines(split.table)} if split is not None else {}
     tables |= hopper.tables
@@ -205,7 +207,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             kept=kept_view(frame),
             divisions=division_helpers(plan.choices),
         ),
-        "ranges": RangesView(functions=frame.range_functions(), tests=tests, arguments=kernel.arguments),
+        "ranges": RangesView(functions=ranges.range_functions(), tests=ranges_tests, arguments=kernel.arguments),
         "forward": portable.forward,
         "dq": portable.dq,
         "dkdv": portable.dkdv,
@@ -223,6 +225,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             row_values,
             pair_kernels,
             hopper,
+            mapped=map is not None,
             backward=not options.forward,
         ),
         "scope": scope,
@@ -235,13 +238,13 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "fast_bwd": fast_bwd,
         "apart": apart,
         "pair": hopper.pair,
-        "map": hopper.map,
+        "map": map,
         "limits": LIMITS,
         "split": split,
         "keys": keys,
         "queries": queries,
         "query_pointers": "".join(f"{p}, " for t in query_tests for p in t.pointers),
-        "tests": tests,
+        "tests": ranges_tests,
         "query_tests": with_bits(query_tests),
         "bwd": backward,
         "call": call,
@@ -252,6 +255,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             split=split,
             fast=hopper.fast,
             tests=key_tests,
+            map=map,
             results=len(keys.results),
             precise=weights.saves_rest,
             registers=bool(registers),
@@ -269,6 +273,10 @@ GLUON = (
     *("warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait"),
 )
 """What kernels take from Gluon by these names."""
+
+
+def _test_views(frame: Frame) -> tuple[TestView, ...]:
+    return tuple(test_view(frame, t, r.axis) for r in (frame.plan.keys, frame.plan.queries) for t in r.tests)
 
 
 def _endings(options: Options) -> tuple[str, ...]:
@@ -296,7 +304,6 @@ class _HopperViews:
     fast_bwd: GluonBackwardView | None = None
     apart: GluonApartView | None = None
     pair: GluonPairView | None = None
-    map: MapView | None = None
 
     @property
     def tables(self) -> dict[str, tuple[str, ...]]:
@@ -343,7 +350,9 @@ def _hopper_views(
     tuned = tuple(t for t in options.tuned_gpu if (t.chip, t.itemsize) == ("sm_90", 2))
     printer = frame.printer()
     sequences = options.sequences
-    fast_bwd = gluon_backward_view(hopper, printer, params, frame.sizes, gradients, tuned, sequences=sequences)
+    fast_bwd = gluon_backward_view(
+        hopper, printer, params, frame.sizes, gradients, tuned, mapped=map is not None, sequences=sequences
+    )
     return _HopperViews(
         gluon_view(frame, hopper.forward, forward, weights, key_tests, tuned, map=map, sequences=sequences),
         fast_bwd,
@@ -351,7 +360,6 @@ def _hopper_views(
             plan, hopper.apart, printer, codes.dq, codes.dq_sums, params, backward.flags, frame.sizes, gradients, tuned
         ),
         gluon_pair_view(codes.dkdv, mask, backward.dk_factor_in_tile),
-        map,
     )
 
 
@@ -389,11 +397,13 @@ def _sections(
     pair_kernels: tuple[PairKernelView, ...],
     hopper: _HopperViews,
     *,
+    mapped: bool,
     backward: bool,
 ) -> tuple[Section, ...]:
     """What the file holds behind its tables, in order."""
+    which = ("tile_ranges", *(("map",) if mapped else ()))
     found = [
-        Section("the mask: which tiles meet", (Part(template="portable/tile_ranges"),)),
+        Section("the mask: which tiles meet", tuple(Part(template=f"portable/{name}") for name in which)),
         Section("helpers", (Part(template="portable/helpers"),)),
         Section(
             "forward",
@@ -418,7 +428,6 @@ def _sections(
         found.append(Section("forward, short queries", (Part(template="short_queries/kernels"),)))
     if hopper.some:
         shared = [Part(template="hopper/helpers")]
-        shared += [Part(template="hopper/map")] if hopper.map is not None else []
         shared += [Part(template="hopper/sequences")] if hopper.sequences else []
         own = (Part(template="hopper/forward", code=forward),) if hopper.fast is not None else ()
         found.append(Section("forward, for compute capability 9.0", (*shared, *own)))

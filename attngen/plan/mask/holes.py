@@ -2,7 +2,7 @@
 
 Takes a mask, returns a `TileTest`: a bool over the least and greatest values, in each of the two tiles, of the mask's
 parts that one of the two decides (`Part`). False only where the mask allows no pair of theirs. A kernel asks it of
-every tile, and looks at the pairs of those that are left (`templates/triton/hopper/map.py.j2`).
+every tile, and looks at the pairs of those that are left (`templates/triton/portable/map.py.j2`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from attngen.ir.build import (
     sub,
 )
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Symbol, Type
-from attngen.ir.walk import nodes, reads
+from attngen.ir.walk import loads, nodes, reads
 from attngen.plan.ints.facts import Facts
 from attngen.plan.ints.width import fits
 from attngen.plan.levels import Level, level_of
 from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import ZERO, Loops, Run
+from attngen.plan.mask.ranges import TileRanges
 
 Bounds = tuple[Expr, Expr]
 
@@ -81,10 +82,28 @@ def tile_test(mask: Expr, facts: Facts) -> TileTest | None:
     return TileTest(tuple(asked.parts), can, must, lists)
 
 
+def map_of(mask: Expr, keys: TileRanges, facts: Facts) -> TileTest | None:
+    """The test that makes a map of tiles, where the closed form leaves out a condition, or data that are not the same
+    but in an order may leave holes. Where each pair has an element of its own, to look at pairs would be to read them
+    all once more; of floats the closed form knows more."""
+    if any({index("q"), index("k")} <= {*e.indices} for e in loads(mask)):
+        return None
+    tests = keys.tests
+    if any(t.of_pairs or t.row.type is Type.FLOAT for t in tests) or (keys.solved and all(t.equal for t in tests)):
+        return None
+    return tile_test(mask, facts)
+
+
 def named(axis: str) -> Loops:
     """The tiles of `axis` that a map names for one tile: entries of a list, which say whether they need a mask."""
     stop = "any_hi"
     return Loops(axis, (), (), (Run(ZERO, stop),), (), (stop,), (index(stop),))
+
+
+def sorted_apart(axis: str, lists: Lists) -> Loops:
+    """The same, from lists that name first the tiles which need no mask."""
+    whole, every = names = ("n_whole", "n_listed")
+    return Loops(axis, (), (Run(ZERO, whole),), (Run(whole, every),), (), names, tuple(map(index, names)), lists)
 
 
 @dataclass

@@ -17,6 +17,7 @@ from attngen.ir.function import Assigned
 from attngen.ir.nodes import Expr, Literal, Type
 from attngen.ir.walk import nodes, params
 from attngen.plan.mask.data_tests import DataTest
+from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
 
@@ -60,7 +61,8 @@ Step = Rounded | Assigned | Ordered
 @dataclass(frozen=True, slots=True)
 class Loops:
     """What one kernel walks, as a function of the held tile's ends: its `steps` compute ends of runs, and it returns
-    `results`, which whoever calls it calls `names`. `full` runs need no mask.
+    `results`, which whoever calls it calls `names`. `full` runs need no mask. `lists`: the runs are of places of a list
+    that names tiles, not of tiles; whose lists there are.
     """
 
     axis: str  # "k" or "q": what is walked
@@ -70,6 +72,7 @@ class Loops:
     tests: tuple[DataTest, ...]
     names: tuple[str, ...]
     results: tuple[Expr, ...]
+    lists: Lists | None = None
 
     @property
     def runs(self) -> tuple[Run, ...]:

@@ -85,16 +85,12 @@ _MAPPED = {**_TESTED, (64, 64): _two(64, stages=4)}
 within 8 on an image of 128 x 128."""
 
 
-def hopper_plan(
-    plan: KernelPlan, tile: tuple[int, int] | None, consecutive: bool = True, mapped: bool = True
-) -> HopperPlan:
+def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: bool = True) -> HopperPlan:
     """Every decision about these kernels. `tile` is the spec's own, or the user's in its place. Unless `consecutive`,
-    it is listed who waits for whom, also where tiles seem to follow each other. Unless `mapped`, no map says which
-    tiles are walked.
+    it is listed who waits for whom, also where tiles seem to follow each other.
     """
     assert plan.gpu_walks is not None  # the portable kernels are beside these
     found = traits(plan)
-    found = found if mapped else replace(found, test=None)
     dense, fetched = skeletons(found, tile), found.fetched
     slack = SLACK if plan.weights.form is Form.EXPONENTIAL and skeletons(found, None) else 0
     backwards = slack > 0 and _from_the_diagonal(plan)
@@ -136,7 +132,6 @@ def hopper_plan(
         backward=backward if backward.rows and queries.names else None,
         apart=apart if apart.rows and queries.names and keys.names else None,
         cells=Cells(),
-        map=test,
     )
 
 

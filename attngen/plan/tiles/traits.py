@@ -16,7 +16,7 @@ from attngen.plan.hopper import Fetched
 from attngen.plan.ints.linear import from_linear, linear
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level, level_of
-from attngen.plan.mask.holes import TileTest, tile_test
+from attngen.plan.mask.holes import TileTest
 from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
@@ -46,7 +46,10 @@ class Traits:
     row_terms: bool
     in_turn: bool
     begin_together: bool
-    test: TileTest | None
+
+    @property
+    def test(self) -> TileTest | None:
+        return self.plan.map
 
 
 def traits(plan: KernelPlan) -> Traits:
@@ -65,20 +68,7 @@ def traits(plan: KernelPlan) -> Traits:
         row_terms=row_terms(plan),
         in_turn=in_turn(plan),
         begin_together=begin_together(plan.queries),
-        test=_test(plan),
     )
-
-
-def _test(plan: KernelPlan) -> TileTest | None:
-    """The test that makes the map, where the closed form leaves out a condition, or data that are not the same but in
-    an order may leave holes. Where each pair has an element of its own, to look at pairs would be to read them all once
-    more; of floats the closed form knows more."""
-    tests = plan.keys.tests
-    if any({Q, K} <= {*e.indices} for e in loads(plan.attention.mask)):
-        return None
-    if any(t.of_pairs or t.row.type is Type.FLOAT for t in tests) or (plan.keys.solved and all(t.equal for t in tests)):
-        return None
-    return tile_test(plan.attention.mask, plan.facts)
 
 
 def _fetched(plan: KernelPlan, pairs: tuple[Load, ...]) -> Fetched | None:

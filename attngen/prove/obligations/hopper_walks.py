@@ -28,7 +28,6 @@ from attngen.prove.obligations.orders import items_answer, keys_answer, neighbou
 from attngen.prove.obligations.part_walks import cut_answer, half_answer, limit_answer
 from attngen.prove.obligations.portable_walks import ITEMS
 from attngen.prove.obligations.shares import members_answer, parts_answer
-from attngen.prove.obligations.tile_tests import test_answer
 from attngen.prove.obligations.tile_walks import (
     fetched_answer,
     hull_answer,
@@ -43,18 +42,11 @@ from attngen.prove.verdict import Claim
 TURNS = "queries, turns"
 """A claim that a plan can do without: then it is listed who waits for whom."""
 
-MAP = "keys, map"
-"""Likewise: then walks are those of stretches."""
-
 
 def hopper_walks(claims: WalkClaims) -> Iterator[Claim]:
     found = claims.plan.hopper
     if found is None:
         return
-    if found.map is not None:
-        sentence = "what the extremes of two tiles say of the mask holds for each of their pairs"
-        answer = test_answer(claims.plan.attention, found.map, claims.work)
-        yield claims.claim(MAP, sentence, answer)
     if found.forward is not None:
         yield from _forward(claims, found.forward)
     if found.backward is not None:
@@ -94,7 +86,7 @@ def _items(claims: WalkClaims, name: str, f: Function) -> Claim:
 
 
 def _limit(claims: WalkClaims, name: str, *, of_parts: bool) -> Iterator[Claim]:
-    if claims.plan.hopper is not None and claims.plan.hopper.map is not None:
+    if claims.plan.map is not None:
         return
     answer = limit_answer(_index(claims), claims.work.part(), of_parts=of_parts)
     sentence = f"{name}: ends of runs brought to the end of the sequence leave its tiles in the runs that they are in"

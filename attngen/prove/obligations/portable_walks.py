@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from attngen.plan.gpu_walks import GpuWalks
+from attngen.plan.kernel import KernelPlan, of_dense_calls
 from attngen.prove.obligations.orders import items_answer, order_answer, readers_answer
+from attngen.prove.obligations.tile_tests import test_answer
 from attngen.prove.obligations.tile_walks import counts_answer
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim
 
 ITEMS = "each item is a tile of a head of a batch, and no two are the same"
+MAP = "keys, map"
+"""A claim that a plan can do without: then walks are those of stretches."""
 
 
 def portable_walks(claims: WalkClaims) -> Iterator[Claim]:
@@ -33,6 +38,17 @@ def portable_walks(claims: WalkClaims) -> Iterator[Claim]:
         yield claims.claim(f"items, {f.name.replace('_', ' ')}", f"`{f}`: {ITEMS}", answer)
     answer = readers_answer(index.of("kv_head_of"), index.of("query_head"), claims.work.part())
     yield claims.claim("items, heads of keys", "each query head reads the head of keys whose group it is in", answer)
+    yield from _walks(claims, plan, own)
+    if plan.map is not None:
+        sentence = "what the extremes of two tiles say of the mask holds for each of their pairs"
+        yield claims.claim(MAP, sentence, test_answer(plan.attention, plan.map, claims.work))
+        dense = of_dense_calls(plan)
+        assert dense.gpu_walks is not None
+        yield from _walks(claims, dense, dense.gpu_walks, " of a list")
+
+
+def _walks(claims: WalkClaims, plan: KernelPlan, own: GpuWalks, of: str = "") -> Iterator[Claim]:
+    """`of`: what the walked tiles are of, if not of all."""
     for kernels, walked, loops, walks in (
         ("forward and dQ", "keys", plan.key_loops, own.keys),
         ("dK/dV", "queries", plan.query_loops, own.queries),
@@ -41,9 +57,9 @@ def portable_walks(claims: WalkClaims) -> Iterator[Claim]:
             ("unmasked", "without", walks.unmasked, loops.full),
             ("masked", "with", walks.masked, loops.partial),
         ):
-            sentence = f"{kernels}: the walk over {walked} {mask} the mask"
-            yield claims.walk(f"walk of {walked}, {name}", sentence, walk, runs)
+            sentence = f"{kernels}: the walk over {walked}{of} {mask} the mask"
+            yield claims.walk(f"walk of {walked}{of}, {name}", sentence, walk, runs)
     if own.split is not None:
-        sentence = "forward, short queries: as many tiles are cut into pieces as the two walks over keys have"
+        sentence = f"forward, short queries: as many tiles{of} are cut into pieces as the two walks over keys have"
         answer = counts_answer(claims.context(), own.split, plan.key_loops, claims.work.part())
-        yield claims.claim("walk of keys, pieces", sentence, answer)
+        yield claims.claim(f"walk of keys{of}, pieces", sentence, answer)

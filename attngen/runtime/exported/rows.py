@@ -11,7 +11,7 @@ from collections import namedtuple
 import triton
 import triton.language as tl
 
-from .items import head_of_share, part_of
+from .items import head_of_share, part_of, words_of
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -357,6 +357,21 @@ def added_parts(cells, kv_head, tile, n_tiles, shares, PART: tl.constexpr, WIDTH
 
 
 # ---------------------------------------------------------------- which tiles meet
+
+
+@triton.jit
+def listed_tiles(walks_ptr, tiles_ptr, row, n_walked):
+    """How many of the tiles that a row lists need no mask, which come first, how many there are, and where they are."""
+    whole, every = tl.load(walks_ptr + 2 * row), tl.load(walks_ptr + 2 * row + 1)
+    return whole, every, tiles_ptr + tl.cast(row, tl.int64) * n_walked
+
+
+@triton.jit
+def is_named(map_ptr, row, tile, n_walked):
+    """Whether a row of a map names a tile."""
+    n_words = words_of(n_walked)
+    word = tl.load(map_ptr + tl.cast(row, tl.int64) * (2 * n_words) + tile // 32)
+    return (word >> (tile % 32)) & 1 != 0
 
 
 @triton.jit

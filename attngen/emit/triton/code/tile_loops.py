@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from attngen.emit.text.loop_steps import by_helper, step_lines
 from attngen.emit.text.render import bracket
 from attngen.emit.triton.code.expressions import Printer
+from attngen.emit.triton.code.lists import ListView, list_view
 from attngen.plan.mask.data_tests import DataTest
 from attngen.plan.mask.loops import Assigned, Loops, Rounded, Run, Step
 from attngen.plan.mask.walks import TwoWalks, Walk, length
@@ -28,7 +29,7 @@ class WalkView:
 @dataclass(frozen=True, slots=True)
 class RangeView:
     """The function `name` of the tile's ends, its `lines`, and what it returns, `returned`: the ends of the runs, which
-    are `results` outside. The `unmasked` tiles are walked first.
+    are `results` outside. The `unmasked` tiles are walked first. `lists`: where walks are over places of lists.
     """
 
     axis: str
@@ -39,6 +40,7 @@ class RangeView:
     unmasked: WalkView
     masked: WalkView
     tests: tuple[DataTest, ...]
+    lists: ListView | None
 
 
 def range_view(found: Loops, walks: TwoWalks, printer: Printer, block: str) -> RangeView:
@@ -46,7 +48,9 @@ def range_view(found: Loops, walks: TwoWalks, printer: Printer, block: str) -> R
     lines = plain_lines(found.steps, printer, block, f"S{found.axis}")
     unmasked, masked = (_walk_view(w, printer) for w in (walks.unmasked, walks.masked))
     returned = tuple(map(printer.text, found.results))
-    return RangeView(found.axis, found.name, lines, returned, found.names, unmasked, masked, found.tests)
+    return RangeView(
+        found.axis, found.name, lines, returned, found.names, unmasked, masked, found.tests, list_view(found.lists)
+    )
 
 
 def in_brackets(runs: tuple[Run, ...], printer: Printer) -> Printer:

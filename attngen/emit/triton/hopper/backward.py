@@ -16,8 +16,8 @@ from attngen.emit.text.params import ParamView
 from attngen.emit.text.render import bracket
 from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.kernel_code import KernelCode
+from attngen.emit.triton.code.lists import ListView, host_text, list_view
 from attngen.emit.triton.code.tile_loops import assigned_lines
-from attngen.emit.triton.hopper.lists import ListView, host_text, list_view
 from attngen.emit.triton.hopper.shares import host_lines
 from attngen.emit.triton.portable.param_gradients import GradientView, RowSum
 from attngen.plan.hopper import (
@@ -188,9 +188,10 @@ def gluon_backward_view(
     gradients: tuple[GradientView, ...],
     tuned: tuple[TunedGpu, ...] = (),
     *,
+    mapped: bool,
     sequences: bool,
 ) -> GluonBackwardView | None:
-    """None where the plan has no row. `tuned` and `sequences`: see `gluon_view`."""
+    """None where the plan has no row. `mapped`: a map names tiles. `tuned` and `sequences`: see `gluon_view`."""
     backward = hopper.backward
     if backward is None:
         return None
@@ -211,7 +212,7 @@ def gluon_backward_view(
     own_ends = tuple(name.removeprefix("own_") for name in ends)
     rows = ("terms_desc",) if backward.row_terms else ("lse_ptr", "delta_ptr")
     lists = ("walks_ptr", "met_ptr") if backward.lists else ()
-    mapped = ("map_ptr", "tiles_ptr") if hopper.map else ()
+    tiles = ("map_ptr", "tiles_ptr") if mapped else ()
     return GluonBackwardView(
         unspecialized=[
             *("n_work", "together", "span"),
@@ -228,7 +229,7 @@ def gluon_backward_view(
             "together",
             "span",
             *lists,
-            *mapped,
+            *tiles,
         ),
         walk=assigned_lines(backward.hull.steps, printer),
         cut=tuple(f"own_{name} = items.unless_cut(own_{name}, k0, HALF, Sk)" for name in own_ends),
@@ -247,7 +248,7 @@ def gluon_backward_view(
             kind=BackwardSkeleton,
             rows=keyed(table.items()),
         ),
-        mapped=bool(mapped),
+        mapped=mapped,
     )
 
 
@@ -395,7 +396,7 @@ def gluon_apart_view(
     if not table:
         return None
     work = ("lse_ptr", "delta_ptr"), ("n_work", "together")
-    mapped = plan.hopper is not None and plan.hopper.map is not None
+    mapped = plan.map is not None
     listed = ("walks_ptr", *(("tiles_ptr",) if mapped else ()))
     sizes_of_tiles = ("D", "Dv", "BLOCK_D", "BLOCK_DV", "BQ", "BK")
     return GluonApartView(

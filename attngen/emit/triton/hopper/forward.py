@@ -14,6 +14,7 @@ from attngen.emit.options import TunedGpu
 from attngen.emit.text.weights import WeightView
 from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.kernel_code import KernelCode, free_names
+from attngen.emit.triton.code.lists import ListView, list_view
 from attngen.emit.triton.code.test_views import TestView
 from attngen.emit.triton.code.tile_loops import assigned_lines
 from attngen.emit.triton.hopper.backward import (
@@ -25,10 +26,9 @@ from attngen.emit.triton.hopper.backward import (
     limited,
     unspecialized,
 )
-from attngen.emit.triton.hopper.lists import ListView, list_view
-from attngen.emit.triton.hopper.map import MapView
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.kernels import kept_view
+from attngen.emit.triton.portable.map import MapView
 from attngen.emit.triton.portable.views import KeptView, KernelView
 from attngen.ir.nodes import Symbol, Type
 from attngen.plan.hopper import Fetched, HopperForward, Skeleton

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngen.emit.triton.code.launches import Launch, Way, tests_apart, tests_count, tests_within
+from attngen.emit.triton.code.launches import Launch, Way, tests_count, tests_within
 from attngen.emit.triton.code.test_views import TestView, with_bits
 from attngen.emit.triton.hopper.backward import GluonApartView, GluonBackwardView
 from attngen.emit.triton.hopper.forward import GluonView
-from attngen.emit.triton.hopper.map import MapView
+from attngen.emit.triton.portable.map import MapView, map_launches, tiles_found
 from attngen.emit.triton.portable.param_gradients import PairView, RowSum
 from attngen.emit.triton.portable.split import SplitView
 from attngen.emit.triton.portable.views import BackwardView
@@ -51,6 +51,7 @@ def forward_launches(
     split: SplitView | None,
     fast: GluonView | None,
     tests: tuple[TestView, ...],
+    map: MapView | None,
     results: int,
     precise: bool,
     registers: bool,
@@ -69,17 +70,17 @@ def forward_launches(
     )
     return ForwardLaunches(
         ways=(
-            *((_split(split, tests, rounding),) if split is not None else ()),
+            *((_split(split, tests, map, rounding),) if split is not None else ()),
             *((_hopper(fast, results, rounding),) if fast is not None else ()),
         ),
         otherwise=Way(
             bind=("tma = host.has_tma(q, k, v)", "BQ, BK, warps, stages = host.tiles(TILES, q, v)[0]"),
-            launches=(*tests_apart(tests), portable),
+            launches=(*tiles_found("keys", map, tests), portable),
         ),
     )
 
 
-def _split(split: SplitView, tests: tuple[TestView, ...], rounding: tuple[str, ...]) -> Way:
+def _split(split: SplitView, tests: tuple[TestView, ...], map: MapView | None, rounding: tuple[str, ...]) -> Way:
     cut = split.cut
     rows, heads = ("Hq // Hkv * Sq", "Hkv") if split.packed else ("Sq", "Hq")
     whole = "host.ceil(Sq, host.tiles(TILES, q, v)[0][0]) * B * Hq"
@@ -105,8 +106,12 @@ def _split(split: SplitView, tests: tuple[TestView, ...], rounding: tuple[str, .
     )
     return Way(
         when=f"pieces := host.split_pieces(SPLIT, q, k, v, {split.packed}, {whole})",
-        bind=("tma = host.has_tma(k, v)", f"BQ, BK, warps, stages = host.split_tile(SPLIT, q, k, v, {split.packed})"),
-        launches=(*tests_apart(tests), pieces, merge),
+        bind=(
+            "tma = host.has_tma(k, v)",
+            f"BQ, BK, warps, stages = host.split_tile(SPLIT, q, k, v, {split.packed})",
+            *(("every = host.padded(Sq)",) if map is not None else ()),
+        ),
+        launches=(*tiles_found("keys", map, tests, queries="every"), pieces, merge),
     )
 
 
@@ -172,47 +177,6 @@ def _hopper(fast: GluonView, results: int, rounding: tuple[str, ...]) -> Way:
     )
     bind = (*bind, f"n_lists = n_tiles * (1 + BQ // 64){fast.lists.times}")
     return Way(when=when, bind=bind, before=("host.add_queue",), launches=(lists, forward))
-
-
-# ---------------------------------------------------------------- maps
-
-_WALKED = {"keys": ("host.ceil(Sq, BQ)", "host.ceil(Sk, BK)"), "queries": ("host.ceil(Sk, BK)", "host.ceil(Sq, BQ)")}
-"""How many rows a map of these tiles has, and how many tiles a row, for each list."""
-
-
-def map_launches(view: MapView, walked: str, counters: str = "", *, noted: bool = False) -> tuple[Launch, ...]:
-    """The kernel that makes the map, and the one that lists what it names. `noted`: it tells who waits for whom."""
-    rows, tiles = _WALKED[walked]
-    count = f"{rows}{view.lists.times}"
-    lists = f"({_WALKED['queries'][0]} + {_WALKED['keys'][0]}){view.lists.times}"
-    ends = ((_WALKED["keys"][0], "q", view.sides[0]), (_WALKED["queries"][0], "k", view.sides[1]))
-    extremes = Launch(
-        kernel="_extremes_kernel",
-        grid=lists,
-        constants=("BQ=BQ", "BK=BK", "ROWS=host.padded(BQ)", "num_warps=4"),
-        buffers=tuple(
-            f"{axis}_ends=(({tiles_of}{view.lists.times} * {max(1, len(side.ends))},), torch.int64)"
-            for tiles_of, axis, side in ends
-        ),
-    )
-    words = f"{count} * (({tiles} + 31) // 32)"
-    found = Launch(
-        kernel=f"_map_{walked}_kernel",
-        grid=words,
-        constants=("BQ=BQ", "BK=BK", "num_warps=4"),
-        buffers=(f"map=((2 * {words},), torch.int32)",),
-    )
-    absent = ("met=None",) if walked == "queries" and not noted else ()
-    listed = Launch(
-        kernel=f"_list_{walked}_kernel",
-        grid=count,
-        constants=("num_warps=1",),
-        scalars=(f"n_held={rows}", f"n_walked={tiles}", *absent),
-        buffers=(f"walks=(({count},), torch.int32)", f"tiles=(({count} * {tiles},), torch.int32)"),
-        counters=counters,
-        zeroed=True,
-    )
-    return extremes, found, listed
 
 
 # ---------------------------------------------------------------- backward
@@ -513,7 +477,7 @@ def _portable_dkdv(kernels: BackwardKernels) -> Way:
     )
     return Way(
         bind=("BQ, BK, warps, stages = host.tiles(TILES, q, v)[1]",),
-        launches=(*tests_apart(kernels.query_tests), launch),
+        launches=(*tiles_found("queries", kernels.map, kernels.query_tests), launch),
     )
 
 
@@ -528,7 +492,7 @@ def _portable_dq(kernels: BackwardKernels) -> Way:
     )
     return Way(
         bind=("BQ, BK, warps, stages = host.tiles(TILES, q, v)[2]",),
-        launches=(*tests_apart(kernels.key_tests), launch),
+        launches=(*tiles_found("keys", kernels.map, kernels.key_tests), launch),
     )
 
 

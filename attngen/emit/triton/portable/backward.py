@@ -12,8 +12,10 @@ from attngen.emit.text.render import bracket
 from attngen.emit.torch_shared.leaves import leaf_name
 from attngen.emit.triton.code.kernel_code import KernelCode, free_names
 from attngen.emit.triton.portable.data_tests import test_view
+from attngen.emit.triton.portable.forward import list_row
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.kernels import kernel_code, padded
+from attngen.emit.triton.portable.map import MapView, tiles_found
 from attngen.emit.triton.portable.param_gradients import PairView, RowSum, pair_view
 from attngen.emit.triton.portable.views import BackwardView
 from attngen.ir.nodes import Load
@@ -40,7 +42,7 @@ def backward_code(
     return code, tuple(s.with_code(code, backward_view(frame).normalised) for s in sums)
 
 
-def pair_gradient(frame: Frame, g: LeafGradient) -> PairView:
+def pair_gradient(frame: Frame, g: LeafGradient, map: MapView | None) -> PairView:
     """The kernel of one leaf whose index depends on the pair."""
     name = leaf_name(frame.plan, frame.params, g)
     own = replace(g, extra=None)  # a normalizer's arguments do not vary with the pair
@@ -53,10 +55,21 @@ def pair_gradient(frame: Frame, g: LeafGradient) -> PairView:
         results.update({f"index_{i}": index for i, index in enumerate(g.leaf.indices)})
     code = padded(kernel_code(frame, Level.ROW, replace(found, pair=results, head={})), *_OPTIONAL)
     row_sum = row_sum.with_code(code, backward_view(frame).normalised)
-    runs = [f"(key_tile >= {r.start}) & (key_tile < {r.stop})" for r in frame.plan.key_loops.runs]
     tests = tuple(test_view(frame, t, "k") for t in frame.plan.keys.tests)
-    visited = " | ".join(f"({r})" for r in runs) or "key_tile < 0"
-    return pair_view(frame.plan, frame.params, g, code, row_sum.contribution, visited, tests, frame.printer())
+    before = tiles_found("keys", map, tests)
+    if map is not None and g.gather is not Gather.SCATTER:
+        before = before[:2]  # no list: it asks the map itself
+    return pair_view(frame.plan, frame.params, g, code, row_sum.contribution, _visited(frame), before, frame.printer())
+
+
+def _visited(frame: Frame) -> str:
+    """Whether a tile of queries meets a tile of keys."""
+    keys = frame.key_ranges()
+    if keys.lists is not None:
+        row = list_row(keys.lists, "query_tile", "tl.cdiv(Sq, BQ)")
+        return f"rows.is_named(map_ptr, {row}, key_tile, tl.cdiv(Sk, BK))"
+    runs = [f"((key_tile >= {r.start}) & (key_tile < {r.stop}))" for r in frame.plan.key_loops.runs]
+    return " | ".join(runs) or "key_tile < 0"
 
 
 def backward_view(frame: Frame) -> BackwardView:

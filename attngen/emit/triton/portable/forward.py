@@ -9,6 +9,7 @@ from __future__ import annotations
 from attngen.emit.text.render import bracket
 from attngen.emit.text.weights import WeightView
 from attngen.emit.triton.code.kernel_code import KernelCode
+from attngen.emit.triton.code.lists import ListView
 from attngen.emit.triton.code.tile_loops import RangeView
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.kernels import kept_view
@@ -40,7 +41,7 @@ def forward_view(
         place=frame.place.of("out"),
         weigh=_weigh_view(frame, code, weights),
         tile_lines=(*seed_line(frame), *code.head_lines, *code.held_lines),
-        walk_lines=(*code.test_lines, *range_line(keys, code, "_key_tiles", "BK")),
+        walk_lines=(*code.test_lines, *range_lines(keys, code)),
         loops=loop_views(keys),
         finish=finish_view(weights, code),
     )
@@ -117,11 +118,22 @@ def rescaling(exponent: str, factor: str) -> str:
     return f"tl.exp2({exponent})" if not factor else f"tl.exp2({bracket(exponent)} * {factor})"
 
 
-def range_line(found: RangeView, code: KernelCode, function: str, block: str) -> tuple[str, ...]:
-    """The call that finds which tiles are walked, where any are."""
+def range_lines(found: RangeView, code: KernelCode, tile: str = "tile", n_tiles: str = "") -> tuple[str, ...]:
+    """Lines that find which tiles are walked, where any are. `tile`: the one that is held, of `n_tiles`."""
+    block, function = ("BK", "_key_tiles") if found.axis == "k" else ("BQ", "_query_tiles")
+    if found.lists is not None:
+        row = list_row(found.lists, tile, n_tiles or ("tl.cdiv(Sq, BQ)" if found.axis == "k" else "tl.cdiv(Sk, BK)"))
+        walked = f"tl.cdiv(S{found.axis}, {block})"
+        return (f"{', '.join(found.results)}, listed = rows.listed_tiles(walks_ptr, tiles_ptr, {row}, {walked})",)
     if not found.results:
         return ()
     return (f"{', '.join(found.results)} = {function}({', '.join((*code.range_arguments, block))})",)
+
+
+def list_row(lists: ListView, tile: str, n_tiles: str) -> str:
+    """The number of a held tile among those of all lists."""
+    place = f"items.list_of(batch, {lists.head}, {lists.heads}, {lists.flags})"
+    return f"items.entry_of({place}, {tile}, {n_tiles}, 0, 1)"
 
 
 def load_lines(name: str, cols: str, kept: KeptView | None) -> tuple[str, ...]:

@@ -53,10 +53,21 @@ class Frame:
         assert self.plan.gpu_walks is not None
         return range_view(self.plan.query_loops, self.plan.gpu_walks.queries, self.printer(), "BQ")
 
+    def walk_pointers(self, axis: str) -> tuple[str, ...]:
+        """What a kernel reads that finds its tiles of an axis: a list, or the extremes of data in tiles."""
+        ranges, loops = (
+            (self.plan.keys, self.plan.key_loops) if axis == "k" else (self.plan.queries, self.plan.query_loops)
+        )
+        name = "key" if axis == "k" else "query"
+        tested = (f"{name}_{t.name}_{end}_ptr" for t in ranges.tests for end in ("least", "most"))
+        return ("walks_ptr", "tiles_ptr") if loops.lists is not None else tuple(tested)
+
     def range_functions(self) -> tuple[tuple[str, ...], ...]:
-        """Those of loops that have ends."""
+        """Those of loops that have ends, and no list."""
         keys, queries = (self.key_ranges(), "BK", "queries q0 … q1"), (self.query_ranges(), "BQ", "keys k0 … k1")
-        return tuple(self._range_function(*found) for found in (keys, queries) if found[0].results)
+        return tuple(
+            self._range_function(*found) for found in (keys, queries) if found[0].results and not found[0].lists
+        )
 
     def _range_function(self, view: RangeView, block: str, held: str) -> tuple[str, ...]:
         arguments = self.range_names(view)

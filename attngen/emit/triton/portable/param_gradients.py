@@ -15,8 +15,7 @@ from attngen.emit.torch_shared.expressions import python
 from attngen.emit.torch_shared.leaves import AXES, gathered, host_names, leaf_name, scattered, summed, to_size
 from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.kernel_code import KernelCode
-from attngen.emit.triton.code.launches import Launch, Way, tests_apart
-from attngen.emit.triton.code.test_views import TestView
+from attngen.emit.triton.code.launches import Launch, Way
 from attngen.ir import printing
 from attngen.ir.function import inlined
 from attngen.ir.nodes import Expr, Load, Symbol
@@ -159,11 +158,11 @@ def pair_view(
     code: KernelCode,
     contribution: str,
     visited: str,
-    tests: tuple[TestView, ...],
+    before: tuple[Launch, ...],
     printer: Printer,
 ) -> PairView:
-    """`tests` are those of keys, which the kernel asks of its own tiles: they need not be those of dQ. `printer` prints
-    for kernels."""
+    """`before`: what finds the tiles of keys, for the kernel's own tiles, which need not be those of dQ. `printer`
+    prints for kernels."""
     leaf = gradient.leaf
     assert isinstance(leaf, Load)
     attention = plan.attention
@@ -185,7 +184,7 @@ def pair_view(
         whole = ", ".join(python(d, host_names(attention, params)) for d in shape)
         host = _scatter_lines(name, total, whole)
         grid = "host.ceil(Sq, BQ), B, Hq"
-        measure = _way(name, grid, tests, "MEASURE=True", buffers=(f"largest=(({grid}), torch.float32)",))
+        measure = _way(name, grid, before, "MEASURE=True", buffers=(f"largest=(({grid}), torch.float32)",))
         launches = ((f"{name} measured", measure), (name, _way(name, grid, (), "MEASURE=False")))
         cells, constants = names, ("MEASURE",)
     elif gradient.gather is Gather.DENSE:
@@ -196,7 +195,7 @@ def pair_view(
         host = _dense_lines(name, total, first=first)
         grid = f"host.ceil(Sq, BQ) * host.ceil(Sk, BK), {', '.join(axis.programs for axis in axes)}"
         flags = {flag: test for axis in axes for flag, test in axis.flag}
-        launches = ((name, _way(name, grid, tests, *(f"{flag}={test}" for flag, test in flags.items()))),)
+        launches = ((name, _way(name, grid, before, *(f"{flag}={test}" for flag, test in flags.items()))),)
         cells, constants = tuple(_dense_index(i) for i in leaf.indices), tuple(flags)
     else:
         outputs = ("above_ptr", "below_ptr")
@@ -208,7 +207,7 @@ def pair_view(
         ends = tuple(f"{end}=(({', '.join(held)}, {n_diagonals}, BQ), torch.float32)" for end in ("above", "below"))
         square = ("BQ = BK = min(BQ, BK)",)
         grid = f"{n_diagonals}, {', '.join(held)}"
-        launches = ((name, _way(name, grid, tests, buffers=ends, bind=square)),)
+        launches = ((name, _way(name, grid, before, buffers=ends, bind=square)),)
         cells, constants = (), ()
     offset = " + ".join(f"tl.cast({i}, tl.int64) * cell_strides[{n}]" for n, i in enumerate(cells))
     inside = " & ".join(f"({i} >= 0) & ({i} < {n})" for i, n in zip(cells, sizes, strict=False))
@@ -273,7 +272,7 @@ def _axis(leaf: Load, param: str, number: int, count: str, flag: str, ids: tuple
 def _way(
     name: str,
     grid: str,
-    tests: tuple[TestView, ...],
+    before: tuple[Launch, ...],
     *constants: str,
     buffers: tuple[str, ...] = (),
     bind: tuple[str, ...] = (),
@@ -294,7 +293,7 @@ def _way(
         tiled="tma",
         buffers=buffers,
     )
-    return Way(bind=("BQ, BK, warps, _ = host.tiles(TILES, q, v)[2]", *bind), launches=(*tests_apart(tests), launch))
+    return Way(bind=("BQ, BK, warps, _ = host.tiles(TILES, q, v)[2]", *bind), launches=(*before, launch))
 
 
 def _run(name: str) -> tuple[str, ...]:

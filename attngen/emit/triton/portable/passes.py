@@ -52,17 +52,9 @@ def portable_views(
     frame: Frame, codes: Codes, backward: BackwardView, weights: WeightView, kernel: KernelView
 ) -> PortableViews:
     keys, queries = frame.key_ranges(), frame.query_ranges()
-    of_keys, of_queries = (
-        tuple(p for t in ranges.tests for p in extremes(axis, t.name))
-        for axis, ranges in (("key", frame.plan.keys), ("query", frame.plan.queries))
-    )
+    of_keys, of_queries = frame.walk_pointers("k"), frame.walk_pointers("q")
     return PortableViews(
         forward=forward_view(frame, codes.forward, weights, kernel, keys, of_keys),
         dq=dq_view(frame, codes.dq, backward, weights, kernel, keys, of_keys, codes.dq_sums),
         dkdv=dkdv_view(frame, codes.dkdv, backward, weights, kernel, queries, of_queries, codes.dkdv_sums),
     )
-
-
-def extremes(axis: str, test: str) -> tuple[str, str]:
-    """The pointers to the least and greatest values of a data test."""
-    return f"{axis}_{test}_least_ptr", f"{axis}_{test}_most_ptr"

@@ -15,7 +15,7 @@ from attngen.emit.text.render import bracket
 from attngen.emit.text.weights import WeightView
 from attngen.emit.triton.code.kernel_code import KernelCode, KernelWriter
 from attngen.emit.triton.code.tile_loops import RangeView, in_brackets, plain_lines
-from attngen.emit.triton.portable.forward import finish_view, rescaling, seed_pointer, state_names
+from attngen.emit.triton.portable.forward import finish_view, range_lines, rescaling, seed_pointer, state_names
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.views import EntryView, FinishView, KernelView, LoopView, loop_views, strides
 from attngen.ir.build import TRUE
@@ -41,9 +41,9 @@ class PartView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitView:
     """There are `rows` of one of the `heads` by which programs go. `place_lines` say which queries a tile's rows are,
-    `piece_lines` what a piece walks. `merge` is the code of the merging kernel, whose results end the pass; `rescale`
-    and `weight` are what the sums so far, and those of a piece, are multiplied by; `sums` are those of all pieces.
-    `cut`: by what the launcher decides at the call.
+    `walk_lines` which tiles of keys it meets, `piece_lines` what a piece walks of them. `merge` is the code
+    of the merging kernel, whose results end the pass; `rescale` and `weight` are what the sums so far, and those of a
+    piece, are multiplied by; `sums` are those of all pieces. `cut`: by what the launcher decides at the call.
     """
 
     cut: Cut
@@ -54,6 +54,7 @@ class SplitView:
     heads: str
     entry: EntryView
     place_lines: tuple[str, ...]
+    walk_lines: tuple[str, ...]
     piece_lines: tuple[str, ...]
     loops: tuple[LoopView, ...]
     parts: tuple[PartView, ...]
@@ -90,9 +91,10 @@ def split_view(
     weights: WeightView,
     kernel: KernelView,
     keys: RangeView,
-    key_pointers: tuple[str, ...],
+    code: KernelCode,
 ) -> SplitView | None:
-    """None where queries are never so much shorter than keys. `key_pointers`: what answers data tests."""
+    """None where queries are never so much shorter than keys. `code`: the forward kernel's. A list is one of all
+    queries."""
     plan = frame.plan
     assert plan.gpu_walks is not None
     split = plan.gpu_walks.split
@@ -109,7 +111,7 @@ def split_view(
     )
     outputs = ("out", "lse", *(("den",) if weights.saves_den else ()))
     rest = ("rest",) if weights.saves_rest else ()
-    entry = kernel.entry(("parts_ptr", *seed_pointer(frame), *key_pointers, "pieces"), place=frame.place)
+    entry = kernel.entry(("parts_ptr", *seed_pointer(frame), *frame.walk_pointers("k"), "pieces"), place=frame.place)
     unspecialized = '["pieces", *UNSPECIALIZED]'
     merge = _merge(plan, frame.params, frame.known)
     factor = merge.results["factor"]
@@ -123,6 +125,7 @@ def split_view(
         heads="Hkv" if split.packed else "Hq",
         entry=replace(entry, unspecialized=unspecialized),
         place_lines=_PACKED if split.packed else _ALONE,
+        walk_lines=(*code.test_lines, *range_lines(keys, code, "0", "1")),
         piece_lines=(*counts, *plain_lines(split.steps, printer, "pieces")),
         loops=loop_views(keys, ends(split.full), ends(split.partial)),
         parts=tuple(

@@ -10,7 +10,7 @@ from attngen.emit.text.render import bracket
 from attngen.emit.text.weights import WeightView
 from attngen.emit.triton.code.kernel_code import KernelCode
 from attngen.emit.triton.code.tile_loops import RangeView
-from attngen.emit.triton.portable.forward import keep, load_lines, range_line, seed_line, seed_pointer, terms
+from attngen.emit.triton.portable.forward import keep, load_lines, range_lines, seed_line, seed_pointer, terms
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.kernels import kept_view
 from attngen.emit.triton.portable.param_gradients import PairView, RowSum
@@ -56,7 +56,7 @@ def dq_view(
         sums=_sum_views(sums),
         key_lines=load_lines("k", "D", kept_view(frame)),
         tile_lines=(*seed_line(frame), *code.head_lines, *row_lines(bwd, code), *code.held_lines),
-        walk_lines=(*code.test_lines, *range_line(keys, code, "_key_tiles", "BK")),
+        walk_lines=(*code.test_lines, *range_lines(keys, code)),
         loops=loop_views(keys),
         factor=bwd.dq_factor,
         sum_lines=tuple(line for s in sums for line in _row_sum_lines(frame.place, s)),
@@ -94,7 +94,7 @@ def dkdv_view(
         row_lines=row_lines,
         tile_lines=seed_line(frame),
         head_lines=(*code.head_lines, *code.held_lines),
-        walk_lines=(*code.test_lines, *range_line(queries, code, "_query_tiles", "BQ")),
+        walk_lines=(*code.test_lines, *range_lines(queries, code)),
         loops=loop_views(queries),
         factor=bwd.dk_factor,
         sum_lines=tuple(line for s in sums for line in _column_sum_lines(frame.place, s)),
@@ -108,12 +108,13 @@ def pair_kernel_view(
     weights: WeightView,
     kernel: KernelView,
     keys: RangeView,
-    key_pointers: tuple[str, ...],
 ) -> PairKernelView:
     """The kernel of one leaf whose index depends on the pair."""
     code, scatters = pair.code, pair.gather == "scatter"
-    pointers = ("d_out_ptr", *bwd.row_pointers, *pair.outputs, *seed_pointer(frame), *key_pointers)
-    range_lines = range_line(keys, code, "_key_tiles", "BK")
+    asks = keys.lists is not None and not scatters
+    found = ("map_ptr",) if asks else frame.walk_pointers("k")
+    pointers = ("d_out_ptr", *bwd.row_pointers, *pair.outputs, *seed_pointer(frame), *found)
+    walk = () if asks else range_lines(keys, code, "query_tile")
     return PairKernelView(
         pair=pair,
         body=f"triton/portable/pairs/{pair.gather}.py.j2",
@@ -122,7 +123,7 @@ def pair_kernel_view(
         slope=row_slope(frame, code, bwd, weights, pair_only=True),
         held=("q", "d_out", *bwd.row_names, *terms(code)),
         seed_lines=seed_line(frame),
-        row_lines=(*row_lines(bwd, code), *code.held_lines, *code.test_lines, *range_lines),
+        row_lines=(*row_lines(bwd, code), *code.held_lines, *code.test_lines, *walk),
         loops=loop_views(keys),
     )
 

@@ -124,6 +124,8 @@ def loop_views(found: RangeView, full: str = "", partial: str = "") -> tuple[Loo
         match walk.at:
             case ():
                 continue
+            case (line,) if found.lists is not None:
+                at, tile = (f"at = tl.load(listed + {bracket(line.removeprefix('at = '))})",), "at"
             case (line,):
                 at, tile = (), bracket(line.removeprefix("at = "))
             case _:

@@ -1,7 +1,7 @@
-"""documents: fused attention for GPUs, forward and backward, in Triton.
+"""natten_2d: fused attention for GPUs, forward and backward, in Triton.
 
 Made by attngen from the specification below: edit that and compile again, or edit this file by hand.
-It needs torch and triton alone. `documents` is differentiable, and a custom operator, with which torch.compile needs no
+It needs torch and triton alone. `natten_2d` is differentiable, and a custom operator, with which torch.compile needs no
 graph break.
 
 Here stands what depends on the mask and the score, in this order: the call; the mask, which says which tiles meet; the
@@ -14,21 +14,38 @@ kernels; tables of tile sizes, free to change; launches. What does not is attnge
 #
 # The specification:
 #
-#     # Packed documents: several sequences share a row of the batch, and no token sees another document.
+#     # Neighbourhood attention on an image, with a relative position bias: each pixel sees the (2 radius + 1)^2 pixels
+#     # around it; at the image's border the neighbourhood is moved inwards, not cut off.
 #     #
-#     #   s_ij = q_i . k_j / sqrt(D),   j <= i  and  id_i = id_j
+#     #   s_ij = q_i . k_j / sqrt(D) + bias[h, y_j - y_i, x_j - x_i],
+#     #          |y_j - c(y_i)| <= radius  and  |x_j - c(x_i)| <= radius
+#     #   c(y) = clip(y, radius, height - 1 - radius),   and alike for x
 #     #
-#     # Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021 (https://arxiv.org/abs/2107.02027).
-#     attention documents
+#     # Hassani et al., "Neighborhood Attention Transformer", CVPR 2023 (https://arxiv.org/abs/2204.07143).
+#     attention natten_2d
 #
-#     param ids: int[B, Sk]  # which document a token belongs to, in any order
+#     const width = 32  # pixels of an image's row; position p is pixel (p // width, p % width)
+#     const radius = 3
+#     const reach = 4 * radius + 1  # offsets run from -2 radius to 2 radius
 #
-#     mask = causal and same_document(ids)
+#     param bias: f32[Hq, reach, reach]
+#
+#     let height = Sk // width
+#     let y_q = q // width
+#     let x_q = q % width
+#     let y_k = k // width
+#     let x_k = k % width
+#     let centre(p, extent) = clamp(p, radius, extent - 1 - radius)
+#
+#     score = qk * scale + bias[h, y_k - y_q + 2 * radius, x_k - x_q + 2 * radius]
+#     mask = abs(y_k - centre(y_q, height)) <= radius and abs(x_k - centre(x_q, width)) <= radius
 #
 #     assume Sq == Sk
+#     assume Sk % width == 0
+#     assume Sk >= (2 * radius + 1) * width
 #
-# sha256 of its text: 7ed32c82cbffdaaeba08d7448fc276a2bb5ed74c0b25ed16f390a011adba49ba
-# options: target=triton precision=ieee
+# sha256 of its text: 98c803b1cfe06078f8abea09888157442e3937fb72916c6f71ccc5cbee96f8be
+# options: target=triton precision=ieee width=32 radius=3 reach=13
 # Proved: streaming, range-safety, empty-rows, locality, gradients, tile-ranges, index-bounds, integer-width.
 # fmt: off
 
@@ -47,23 +64,23 @@ from ._attngen.gluon import (
     warpgroup_mma_wait
 )
 
-__all__ = ["documents"]
+__all__ = ["natten_2d"]
 
 PRECISION = tl.constexpr("ieee")  # of float32 products; half precision is exact in the product
 
 # Sizes, and strides of params, for whose values Triton must not compile a kernel again.
-UNSPECIALIZED = ['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0']
-_Tiling = namedtuple("_Tiling", "D Dv BQ BK")  # compile-time sizes of a tile
+UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1']
+_Tiling = namedtuple("_Tiling", "D Dv BQ BK GRAD_BIAS", defaults=(False, ))  # compile-time sizes of a tile
 
 
-def documents(
-    q: Tensor, k: Tensor, v: Tensor, *, ids: Tensor, scale: float | Tensor | None = None, return_lse: bool = False,
+def natten_2d(
+    q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor, scale: float | Tensor | None = None, return_lse: bool = False,
     dropout_seed: int | Tensor | None = None, check: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention `documents`, fused, differentiable in every float argument.
+    """Attention `natten_2d`, fused, differentiable in every float argument.
 
     q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), with any strides, all float16, bfloat16 or float32.
-    ids (B, Sk): int32 or int64.
+    bias (Hq, 13, 13): float32 or float16 or bfloat16 or float64.
     scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. A tensor may learn.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
     check is accepted for the sake of a common signature: here every call checks all facts.
@@ -72,99 +89,278 @@ def documents(
     float32. A query that may attend to no key has a zero row in the result and zero gradients in q, k and v. Raises
     ValueError if an argument does not fit.
     """
-    return _attention((q, k, v, ids), scale, return_lse, dropout_seed, check)
+    return _attention((q, k, v, bias), scale, return_lse, dropout_seed, check)
 
 
 # ---------------------------------------------------------------- the mask: which tiles meet
 
 
 @triton.jit
-def _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BK: tl.constexpr):
-    """Runs of tiles for the queries q0 … q1: `any` may hold an allowed pair; `full` hold no other, and no row beyond
-    the end.
-    """
-    q0 = tl.cast(q0, tl.int64)
-    q1 = tl.cast(q1, tl.int64)
-    any_lo = tl.cast(tl.maximum(0, test0_any_lo) // BK, tl.int32)
-    any_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(Sk, q1 + Sk - Sq + 1), test0_any_hi), BK), tl.int32)
-    any_hi = tl.maximum(any_hi, any_lo)
-    full_lo = tl.cast(tl.cdiv(tl.maximum(0, test0_all_lo), BK), tl.int32)
-    full_hi = tl.cast(tl.minimum(tl.minimum(Sk, q0 + Sk - Sq + 1), test0_all_hi) // BK, tl.int32)
-    full_hi = tl.maximum(full_hi, full_lo)
-    full_lo = tl.minimum(tl.maximum(full_lo, any_lo), any_hi)
-    full_hi = tl.minimum(tl.maximum(full_hi, full_lo), any_hi)
-    return full_lo, full_hi, any_lo, any_hi
+def _extremes_of_queries(tile, ends_ptr, call, BQ: tl.constexpr, ROWS: tl.constexpr):
+    """Stores the least and the greatest value that each part of the mask has in a tile of queries."""
+    _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
+    position = tl.arange(0, ROWS)
+    q_idx = tile * BQ + position
+    inside = (position < BQ) & (q_idx < Sq)
+    head_term = Sk // 32 - 1 - 3
+    centre = tl.minimum(tl.maximum(q_idx // 32, 3), head_term)
+    centre_2 = tl.minimum(tl.maximum(q_idx % 32, 3), 28)
+    test1 = tl.cast(centre, tl.int64)
+    tl.store(ends_ptr + 0, tl.min(tl.where(inside, test1, 9223372036854775807), 0))
+    tl.store(ends_ptr + 1, tl.max(tl.where(inside, test1, -9223372036854775807), 0))
+    test3 = tl.cast(centre_2, tl.int64)
+    tl.store(ends_ptr + 2, tl.min(tl.where(inside, test3, 9223372036854775807), 0))
+    tl.store(ends_ptr + 3, tl.max(tl.where(inside, test3, -9223372036854775807), 0))
 
 
 @triton.jit
-def _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BQ: tl.constexpr):
-    """Runs of tiles for the keys k0 … k1: `any` may hold an allowed pair; `full` hold no other, and no row beyond the
-    end.
-    """
-    k0 = tl.cast(k0, tl.int64)
-    k1 = tl.cast(k1, tl.int64)
-    any_lo = tl.cast(tl.maximum(tl.maximum(0, k0 + Sq - Sk), test0_any_lo) // BQ, tl.int32)
-    any_hi = tl.cast(tl.cdiv(tl.minimum(Sq, test0_any_hi), BQ), tl.int32)
-    any_hi = tl.maximum(any_hi, any_lo)
-    full_lo = tl.cast(tl.cdiv(tl.maximum(tl.maximum(0, k1 + Sq - Sk), test0_all_lo), BQ), tl.int32)
-    full_hi = tl.cast(tl.minimum(Sq, test0_all_hi) // BQ, tl.int32)
-    full_hi = tl.maximum(full_hi, full_lo)
-    full_lo = tl.minimum(tl.maximum(full_lo, any_lo), any_hi)
-    full_hi = tl.minimum(tl.maximum(full_hi, full_lo), any_hi)
-    return full_lo, full_hi, any_lo, any_hi
+def _extremes_of_keys(tile, ends_ptr, call, BK: tl.constexpr):
+    """Stores the least and the greatest value that each part of the mask has in a tile of keys."""
+    _scale, _Hq, _Hkv, _Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
+    position = tl.arange(0, BK)
+    k_idx = tile * BK + position
+    inside = (position < BK) & (k_idx < Sk)
+    y_k = k_idx // 32
+    x_k = k_idx % 32
+    test0 = tl.cast(y_k, tl.int64)
+    tl.store(ends_ptr + 0, tl.min(tl.where(inside, test0, 9223372036854775807), 0))
+    tl.store(ends_ptr + 1, tl.max(tl.where(inside, test0, -9223372036854775807), 0))
+    test2 = tl.cast(x_k, tl.int64)
+    tl.store(ends_ptr + 2, tl.min(tl.where(inside, test2, 9223372036854775807), 0))
+    tl.store(ends_ptr + 3, tl.max(tl.where(inside, test2, -9223372036854775807), 0))
 
 
-@triton.jit
-def _key_test0(place, extremes, arguments, TILE: tl.constexpr):
-    """Stores the least and the greatest value of `ids[b, k]` in a tile of keys."""
-    tile, batch, head, n_tiles, n_heads = place
-    _scale, _B, _Hq, _Hkv, _Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = arguments
-    least_ptr, most_ptr = extremes
-    k_idx = tile * TILE + tl.arange(0, TILE)
-    k_safe = tl.minimum(k_idx, Sk - 1)
-    value = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0
-        + tl.cast(k_safe, tl.int64) * ids_stride_1), tl.int64)
-    inside = k_idx < Sk
-    cell = (batch * n_heads + head) * n_tiles + tile
-    tl.store(least_ptr + cell, tl.min(tl.where(inside, value, 9223372036854775807), 0))
-    tl.store(most_ptr + cell, tl.max(tl.where(inside, value, -9223372036854775807), 0))
-
-
-@triton.jit(do_not_specialize=UNSPECIALIZED)
-def _key_test0_kernel(
-    key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    TILE: tl.constexpr,
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
+def _extremes_kernel(
+    q_ends_ptr, k_ends_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,
 ):
-    """Calls `_key_test0` for each tile."""
-    place = (tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0), tl.num_programs(2))
-    _key_test0(place, (key_test0_least_ptr, key_test0_most_ptr),
-        (scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1), TILE)
+    """Calls `_extremes_of_queries` and `_extremes_of_keys` for each tile of each list."""
+    call = (scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
+    rows_of_list = tl.cdiv(Sq, BQ) + tl.cdiv(Sk, BK)
+    place = tl.program_id(0) // rows_of_list
+    tile = tl.program_id(0) % rows_of_list
+    _batch, _kv_head = items.reader_of(place, Hkv, False, False)
+    if tile < tl.cdiv(Sq, BQ):
+        entry = items.entry_of(place, tile, tl.cdiv(Sq, BQ), 0, 4)
+        _extremes_of_queries(tile, q_ends_ptr + entry, call, BQ, ROWS)
+    else:
+        tile -= tl.cdiv(Sq, BQ)
+        entry = items.entry_of(place, tile, tl.cdiv(Sk, BK), 0, 4)
+        _extremes_of_keys(tile, k_ends_ptr + entry, call, BK)
 
 
 @triton.jit
-def _query_test0(place, extremes, arguments, TILE: tl.constexpr):
-    """Stores the least and the greatest value of `ids[b, q]` in a tile of queries."""
-    tile, batch, head, n_tiles, n_heads = place
-    _scale, _B, _Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = arguments
-    least_ptr, most_ptr = extremes
-    q_idx = tile * TILE + tl.arange(0, TILE)
-    value = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
-        mask=(q_idx < Sk), other=0), tl.int64)
-    inside = q_idx < Sq
-    cell = (batch * n_heads + head) * n_tiles + tile
-    tl.store(least_ptr + cell, tl.min(tl.where(inside, value, 9223372036854775807), 0))
-    tl.store(most_ptr + cell, tl.max(tl.where(inside, value, -9223372036854775807), 0))
+def _pairs(q0, q1, k0, call, BK: tl.constexpr):
+    """Whether the mask allows some pair of 32 queries from q0 on, up to q1, and a tile of keys, and whether all."""
+    _scale, _Hq, _Hkv, _Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
+    q_idx = (q0 + tl.arange(0, 32))[:, None]
+    head_term = Sk // 32 - 1 - 3
+    centre = tl.minimum(tl.maximum(q_idx // 32, 3), head_term)
+    centre_2 = tl.minimum(tl.maximum(q_idx % 32, 3), 28)
+    k_idx = (k0 + tl.arange(0, BK))[None, :]
+    y_k = k_idx // 32
+    x_k = k_idx % 32
+    allowed = tl.where((q_idx <= q1) & (k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3), 1, 0)
+    return tl.max(tl.max(allowed, 1), 0), tl.min(tl.min(allowed, 1), 0)
 
 
-@triton.jit(do_not_specialize=UNSPECIALIZED)
-def _query_test0_kernel(
-    query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    TILE: tl.constexpr,
+@triton.jit
+def _bits(flags):
+    """32 flags as a word."""
+    return tl.sum(tl.where(flags, 1, 0) << tl.arange(0, 32), 0)
+
+
+@triton.jit
+def _store_named(tiles, word, bits):
+    """Stores the numbers of the tiles that a word names, and returns how many these are."""
+    bit = tl.arange(0, 32)
+    named = (bits >> bit) & 1
+    tl.store(tiles + tl.cumsum(named, 0) - named, word * 32 + bit, mask=named != 0)
+    return tl.sum(named, 0)
+
+
+@triton.jit(do_not_specialize=["n_walked"])
+def _sort_tiles_kernel(map_ptr, walks_ptr, tiles_ptr, n_walked):
+    """Lists the tiles that a row of the map names, first those that need no mask; how many these are, and how many all.
+    """
+    row = tl.program_id(0)
+    n_words = items.words_of(n_walked)
+    words = map_ptr + tl.cast(row, tl.int64) * (2 * n_words)
+    tiles = tiles_ptr + tl.cast(row, tl.int64) * n_walked
+    count = n_walked * 0
+    for word in range(n_words):
+        count += _store_named(tiles + count, word, tl.load(words + n_words + word))
+    tl.store(walks_ptr + 2 * row, count)
+    for word in range(n_words):
+        count += _store_named(tiles + count, word, tl.load(words + word) & ~tl.load(words + n_words + word))
+    tl.store(walks_ptr + 2 * row + 1, count)
+
+
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
+def _map_keys_kernel(
+    map_ptr, q_ends_ptr, k_ends_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    BQ: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr,
 ):
-    """Calls `_query_test0` for each tile."""
-    place = (tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0), tl.num_programs(2))
-    _query_test0(place, (query_test0_least_ptr, query_test0_most_ptr),
-        (scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1), TILE)
+    """Stores two bits for each of 32 tiles of keys: whether the mask allows some pair of it and a tile that is
+    held, and whether it allows all, so that it need not be asked. CUT: neither need it where the tensor ends in a tile
+    that is held.
+
+    Extremes say so of most tiles; of the others it looks at the pairs, 32 queries at a time.
+    """
+    call = (scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
+    n_held = tl.cdiv(Sq, BQ)
+    n_walked = tl.cdiv(Sk, BK)
+    n_words = items.words_of(n_walked)
+    place, tile, word = items.part_of_entry(tl.program_id(0), n_held, n_words)
+    _batch, _kv_head = items.reader_of(place, Hkv, False, False)
+    ends = q_ends_ptr + items.entry_of(place, tile, n_held, 0, 4)
+    test1_least = tl.load(ends + 0)
+    test1_most = tl.load(ends + 1)
+    test3_least = tl.load(ends + 2)
+    test3_most = tl.load(ends + 3)
+    at = word * 32 + tl.arange(0, 32)
+    there = at < n_walked
+    ends = k_ends_ptr + items.entry_of(place, at, n_walked, 0, 4)
+    test0_least = tl.load(ends + 0, mask=there, other=0)
+    test0_most = tl.load(ends + 1, mask=there, other=0)
+    test2_least = tl.load(ends + 2, mask=there, other=0)
+    test2_most = tl.load(ends + 3, mask=there, other=0)
+    must = (there & (tl.maximum(-(test0_least - test1_most), test0_most - test1_least) <= 3)
+        & (tl.maximum(-(test2_least - test3_most), test2_most - test3_least) <= 3))
+    inside = (at + 1) * BK <= Sk
+    if not CUT:
+        inside &= (tile + 1) * BQ <= Sq
+    some = _bits(must)
+    every = _bits(must & inside)
+    left = _bits(there & (must == 0)
+        & (tl.maximum(0, tl.maximum(test0_least - test1_most, -(test0_most - test1_least))) <= 3)
+        & (tl.maximum(0, tl.maximum(test2_least - test3_most, -(test2_most - test3_least))) <= 3))
+    for number in range(32):
+        if (left >> number) & 1 != 0:
+            q0 = tile * BQ
+            k0 = (word * 32 + number) * BK
+            found = 0
+            all_found = 1
+            for first in range(0, BQ, 32):
+                if (found == 0) | (all_found != 0):
+                    one, whole = _pairs(q0 + first, tl.minimum(q0 + BQ, Sq) - 1, k0, call, BK)
+                    found |= one
+                    all_found &= whole
+            some |= found << number
+            every |= all_found << number
+    words = map_ptr + (tl.cast(tl.program_id(0), tl.int64) // n_words) * (2 * n_words) + word
+    tl.store(words, some)
+    tl.store(words + n_words, every)
+
+
+@triton.jit(do_not_specialize=["n_held", "n_walked"])
+def _list_keys_kernel(map_ptr, walks_ptr, tiles_ptr, n_held, n_walked):
+    """Lists the tiles of keys that a row of the map names: each as twice its number, and one more if it needs no
+    mask; and how many there are. A list without any begins with tile 0, which kernels may visit all the same.
+    """
+    row = tl.program_id(0)
+    n_words = items.words_of(n_walked)
+    words = map_ptr + tl.cast(row, tl.int64) * (2 * n_words)
+    tiles = tiles_ptr + tl.cast(row, tl.int64) * n_walked
+    count = n_walked * 0
+    for word in range(n_words):
+        bit = tl.arange(0, 32)
+        at = word * 32 + bit
+        some = (tl.load(words + word) >> bit) & 1
+        every = (tl.load(words + n_words + word) >> bit) & 1
+        tl.store(tiles + count + tl.cumsum(some, 0) - some, 2 * at + every, mask=some != 0)
+        count += tl.sum(some, 0)
+    tl.store(walks_ptr + row, count)
+    tl.store(tiles, 0, mask=count == 0)
+
+
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
+def _map_queries_kernel(
+    map_ptr, q_ends_ptr, k_ends_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    BQ: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr,
+):
+    """Stores two bits for each of 32 tiles of queries: whether the mask allows some pair of it and a tile that is
+    held, and whether it allows all, so that it need not be asked. CUT: neither need it where the tensor ends in a tile
+    that is held.
+
+    Extremes say so of most tiles; of the others it looks at the pairs, 32 queries at a time.
+    """
+    call = (scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
+    n_held = tl.cdiv(Sk, BK)
+    n_walked = tl.cdiv(Sq, BQ)
+    n_words = items.words_of(n_walked)
+    place, tile, word = items.part_of_entry(tl.program_id(0), n_held, n_words)
+    _batch, _kv_head = items.reader_of(place, Hkv, False, False)
+    ends = k_ends_ptr + items.entry_of(place, tile, n_held, 0, 4)
+    test0_least = tl.load(ends + 0)
+    test0_most = tl.load(ends + 1)
+    test2_least = tl.load(ends + 2)
+    test2_most = tl.load(ends + 3)
+    at = word * 32 + tl.arange(0, 32)
+    there = at < n_walked
+    ends = q_ends_ptr + items.entry_of(place, at, n_walked, 0, 4)
+    test1_least = tl.load(ends + 0, mask=there, other=0)
+    test1_most = tl.load(ends + 1, mask=there, other=0)
+    test3_least = tl.load(ends + 2, mask=there, other=0)
+    test3_most = tl.load(ends + 3, mask=there, other=0)
+    must = (there & (tl.maximum(-(test0_least - test1_most), test0_most - test1_least) <= 3)
+        & (tl.maximum(-(test2_least - test3_most), test2_most - test3_least) <= 3))
+    inside = (at + 1) * BQ <= Sq
+    if not CUT:
+        inside &= (tile + 1) * BK <= Sk
+    some = _bits(must)
+    every = _bits(must & inside)
+    left = _bits(there & (must == 0)
+        & (tl.maximum(0, tl.maximum(test0_least - test1_most, -(test0_most - test1_least))) <= 3)
+        & (tl.maximum(0, tl.maximum(test2_least - test3_most, -(test2_most - test3_least))) <= 3))
+    for number in range(32):
+        if (left >> number) & 1 != 0:
+            k0 = tile * BK
+            q0 = (word * 32 + number) * BQ
+            found = 0
+            all_found = 1
+            for first in range(0, BQ, 32):
+                if (found == 0) | (all_found != 0):
+                    one, whole = _pairs(q0 + first, tl.minimum(q0 + BQ, Sq) - 1, k0, call, BK)
+                    found |= one
+                    all_found &= whole
+            some |= found << number
+            every |= all_found << number
+    words = map_ptr + (tl.cast(tl.program_id(0), tl.int64) // n_words) * (2 * n_words) + word
+    tl.store(words, some)
+    tl.store(words + n_words, every)
+
+
+@triton.jit(do_not_specialize=["n_held", "n_walked"])
+def _list_queries_kernel(map_ptr, walks_ptr, tiles_ptr, met_ptr, n_held, n_walked):
+    """Lists the tiles of queries that a row of the map names: each as twice its number, and one more if it needs no
+    mask; and how many there are. A list without any begins with tile 0, which kernels may visit all the same.
+
+    For each of these tiles, also notes the first tile that is held of those that name it, as n_held minus its number,
+    and the last, as its number plus 1.
+    """
+    row = tl.program_id(0)
+    n_words = items.words_of(n_walked)
+    words = map_ptr + tl.cast(row, tl.int64) * (2 * n_words)
+    tiles = tiles_ptr + tl.cast(row, tl.int64) * n_walked
+    count = n_walked * 0
+    for word in range(n_words):
+        bit = tl.arange(0, 32)
+        at = word * 32 + bit
+        some = (tl.load(words + word) >> bit) & 1
+        every = (tl.load(words + n_words + word) >> bit) & 1
+        tl.store(tiles + count + tl.cumsum(some, 0) - some, 2 * at + every, mask=some != 0)
+        count += tl.sum(some, 0)
+        if met_ptr is not None:
+            place = row // n_held
+            onwards = met_ptr + items.note_cell(place, False, at, n_walked)
+            backwards = met_ptr + items.note_cell(place, True, at, n_walked)
+            noted = items.noted_tile(row % n_held, n_held, False), items.noted_tile(row % n_held, n_held, True)
+            tl.atomic_max(onwards, noted[0], mask=some != 0, sem="relaxed")
+            tl.atomic_max(backwards, noted[1], mask=some != 0, sem="relaxed")
+    tl.store(walks_ptr + row, count)
+    tl.store(tiles, 0, mask=count == 0)
 
 
 # ---------------------------------------------------------------- forward
@@ -174,21 +370,25 @@ def _query_test0_kernel(
 def _attend_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
     """Folds the keys k0 … k0 + BK - 1 into a tile's state. `held`: values that do not depend on the key."""
     acc, row_max, row_sum = state
-    q, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2 = held
+    q, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2 = held
     Sk = k_rows.stop
-    batch = k_rows.batch
     k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
     k = rows.load(k_rows, k0, tiling.BK, tiling.D, MASKED)
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    x = qk
+    y_k = k_idx // 32
+    term = y_k - y_q + 6
+    x_k = k_idx % 32
+    term_2 = x_k - x_q + 6
+    x = (qk * head_term
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + term * bias_stride_1
+        + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
+        tl.float32) * 1.4426950408889634)
     if MASKED:
-        k_safe = tl.minimum(k_idx, Sk - 1)
-        col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
-        x = tl.where((k_idx <= row_term) & (row_term_2 == col_term), x, float("-inf"))
+        x = tl.where((k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3), x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows without a key so far
-    rescale = tl.exp2((row_max - shift) * logit_scale)
-    weight = tl.exp2(x * logit_scale - (shift * logit_scale)[:, None])
+    rescale = tl.exp2(row_max - shift)
+    weight = tl.exp2(x - shift[:, None])
     row_max = new_max
     row_sum = row_sum * rescale + tl.sum(weight, 1)
     acc = acc * rescale[:, None]
@@ -198,10 +398,10 @@ def _attend_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: 
 
 
 @triton.jit
-def _finish(state, factor):
+def _finish(state):
     """The output rows and their log-sum-exp, from the final state."""
     acc, row_max, row_sum = state
-    total = row_max * factor
+    total = row_max
     empty = row_max == float("-inf")
     row_sum = tl.where(empty, 1.0, row_sum)
     acc = acc / row_sum[:, None]
@@ -211,44 +411,43 @@ def _finish(state, factor):
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr,
-    ids_stride_0, ids_stride_1, q_strides, k_strides, v_strides, out_strides,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rest_ptr, walks_ptr, tiles_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr,
+    bias_stride_0, bias_stride_1, bias_stride_2, q_strides, k_strides, v_strides, out_strides,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, PRECISE: tl.constexpr,
 ):
     """One tile of queries of one head: visits the tiles of keys that it meets."""
     tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
-    tile, batch, head = items.busy_tiles_first(tl.cdiv(Sq, BQ), Hq, True)
+    tile, batch, head = items.head_after_head(tl.cdiv(Sq, BQ), Hq)
     kv_head = items.kv_head_of(head, Hq, Hkv)
     q0 = tile * BQ
-    q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
     q_rows = rows.of_head(q_ptr, batch, head, q_strides, Sq, ALIGN)
     k_rows = rows.of_head(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
     v_rows = rows.of_head(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
     q = rows.load(q_rows, q0, BQ, D, True)
-    logit_scale = scale * 1.4426950408889634
-    row_term = q_idx + Sk - Sq
-    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
-        mask=(q_idx < Sk), other=0)
-    held = (q, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2)
+    head_term = scale * 1.4426950408889634
+    head_term_2 = Sk // 32 - 1 - 3
+    y_q = q_idx // 32
+    x_q = q_idx % 32
+    centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
+    centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
+    held = (q, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2)
     state = rows.no_keys(BQ, Dv)
-    test0_least = tl.min(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), 9223372036854775807))
-    test0_most = tl.max(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), -9223372036854775807))
-    test0_tile = batch * tl.cdiv(Sk, BK)
-    test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = rows.matching_tiles(key_test0_least_ptr + test0_tile,
-        key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
-    full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq,
-        Sk, BK)
-    for step in tl.range(full_hi - full_lo):
-        state = _attend_tile(state, held, k_rows, v_rows, (full_lo + step) * BK, tiling, False)
-    for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
-        at = any_lo + step
-        at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
+    n_whole, n_listed, listed = rows.listed_tiles(walks_ptr, tiles_ptr,
+        items.entry_of(items.list_of(batch, kv_head, Hkv, False, False), tile, tl.cdiv(Sq, BQ), 0, 1), tl.cdiv(Sk, BK))
+    for step in tl.range(n_whole):
+        at = tl.load(listed + step)
+        state = _attend_tile(state, held, k_rows, v_rows, at * BK, tiling, False)
+    for step in tl.range(n_listed - n_whole):
+        at = tl.load(listed + (n_whole + step))
         state = _attend_tile(state, held, k_rows, v_rows, at * BK, tiling, True)
-    acc, lse = _finish(state, logit_scale)
+    acc, lse = _finish(state)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
     out_rows = rows.of_head(out_ptr, batch, head, out_strides, Sq, ALIGN)
     rows.store(out_rows, acc, q0, Dv)
+    if PRECISE:
+        rounded = acc.to(out_ptr.dtype.element_ty).to(tl.float32)
+        rows.store(rows.HeadRows(rest_ptr + row * Dv, batch, head, Sq, Dv), acc - rounded, q0, Dv)
     queries = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + queries, lse, mask=queries < Sq)
 
@@ -271,86 +470,28 @@ def _forward_kernel(
 # warpgroup visits.
 _Rings = namedtuple("_Rings", "q k v")
 _Work = namedtuple("_Work", "notes queue_ptr n_work together")
-_Call = namedtuple("_Call", "lists_ptr scale B Hq Hkv Sq Sk ids_ptr ids_stride_0 ids_stride_1")
+_Call = namedtuple("_Call", "walks_ptr tiles_ptr scale Hq Hkv Sq Sk bias_ptr bias_stride_0 bias_stride_1 bias_stride_2")
 _Config = namedtuple("_Config",
-    "BLOCK_DV BQ BK STAGES SCHEDULE OUT_APART PIPELINED Q_COLS K_COLS K_PARTS PARTS ORDER dtype qk_layout")
-_Results = namedtuple("_Results", "desc tiles lse_ptr")
-_Walk = namedtuple("_Walk", "turn n_steps first stop any_lo own_full_lo own_full_hi")
+    "D Dv BLOCK_DV BQ BK STAGES SCHEDULE OUT_APART PIPELINED PRECISE Q_COLS K_COLS K_PARTS PARTS ORDER "
+    "dtype qk_layout")
+_Results = namedtuple("_Results", "desc tiles lse_ptr rest_ptr")
+_Walk = namedtuple("_Walk", "turn n_steps first stop met")
 
 
 @gluon.jit
-def _key_runs(q0, batch, head, call, config: gl.constexpr, ROWS: gl.constexpr):
-    """The tiles of keys that ROWS queries from q0 on meet, as `_list_key_runs_kernel` stored them."""
-    lists_ptr, _scale, _B, Hq, _Hkv, Sq, _Sk, _ids_ptr, _ids_stride_0, _ids_stride_1 = call
-    BQ: gl.constexpr = config.BQ
-    n_tiles = (Sq + BQ - 1) // BQ
-    part = 0 if ROWS == BQ else 1 + q0 % BQ // ROWS
-    place = items.list_of(batch, head, Hq, True, False)
-    ends = lists_ptr + items.entry_of(place, q0 // BQ, n_tiles, part, 1 + BQ // 64) * 4
-    return gl.load(ends), gl.load(ends + 1), gl.load(ends + 2), gl.load(ends + 3)
-
-
-@triton.jit
-def _list_key_runs(item, lists_ptr, call, BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr):
-    """Stores which tiles of keys a tile of queries, and then each 64 queries of it, meet, and which of them need no
-    mask; up to the last tile, since every item visits at least one. Queries past the end meet none.
-    """
-    key_test0_least_ptr, key_test0_most_ptr, _scale, _B, Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = call
-    n_tiles = tl.cdiv(Sq, BQ)
-    place, tile, part = items.part_of_entry(item, n_tiles, 1 + BQ // 64)
-    batch, _head = items.reader_of(place, Hq, True, False)
-    q0 = tile * BQ + tl.maximum(part - 1, 0) * 64
-    stop = items.end_of_tiles(Sk, BK, q0, Sq, True)
-    q1 = tl.minimum(q0 + tl.where(part == 0, BQ, 64), Sq) - 1
-    q_idx = (q0 + tl.arange(0, ROWS))[:, None]
-    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
-        mask=(q_idx < Sk), other=0)
-    test0_least = tl.min(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), 9223372036854775807))
-    test0_most = tl.max(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), -9223372036854775807))
-    test0_tile = batch * tl.cdiv(Sk, BK)
-    test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = rows.matching_tiles(key_test0_least_ptr + test0_tile,
-        key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
-    full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq,
-        Sk, BK)
-    ends = lists_ptr + item * 4
-    tl.store(ends + 0, items.limited(full_lo, stop))
-    tl.store(ends + 1, items.limited(full_hi, stop))
-    tl.store(ends + 2, items.limited(any_lo, stop))
-    tl.store(ends + 3, items.limited(any_hi, stop))
-
-
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
-def _list_key_runs_kernel(
-    lists_ptr, counts_ptr, key_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,
-):
-    """Calls `_list_key_runs` for each item, after the extremes in each tile of keys are found.
-
-    Programs take tickets as they begin. The first ones find extremes. The others wait for these, which have begun and
-    wait for none, so there is no deadlock.
-    """
-    n_tiles = tl.cdiv(Sk, BK)
-    n_found = n_tiles * B
-    key_test0_most_ptr = key_test0_ptr + n_tiles * B
-    number = tl.atomic_add(counts_ptr + 1, 1, sem="relaxed")
-    if number < n_found:
-        _key_test0(
-            (number % n_tiles, number // n_tiles, 0, n_tiles, 1), (key_test0_ptr, key_test0_most_ptr),
-            (scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1), BK,
-        )
-        tl.debug_barrier()
-        tl.atomic_add(counts_ptr + 2, 1, sem="release")
-    else:
-        while tl.atomic_add(counts_ptr + 2, 0, sem="acquire") < n_found:
-            pass
-        call = (key_test0_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1)
-        _list_key_runs(number - n_found, lists_ptr, call, BQ, BK, ROWS)
+def _key_runs(q0, batch, kv_head, call, config: gl.constexpr):
+    """How many tiles of keys the tile of queries from q0 on meets, and where `_list_keys_kernel` stored them."""
+    n_tiles = (call.Sq + config.BQ - 1) // config.BQ
+    place = items.list_of(batch, kv_head, call.Hkv, False, False)
+    row = items.entry_of(place, q0 // config.BQ, n_tiles, 0, 1)
+    tiles = call.tiles_ptr + tl.cast(row, gl.int64) * ((call.Sk + config.BK - 1) // config.BK)
+    return gl.load(call.walks_ptr + row), tiles
 
 
 @gluon.jit
 def _load_tiles(q_desc, k_desc, v_desc, rings, work, call, config: gl.constexpr):
     """The producer warp: fetches the queries, keys and values of every tile, as far ahead as the rings have room."""
-    _lists_ptr, _scale, _B, Hq, Hkv, Sq, _Sk, _ids_ptr, _ids_stride_0, _ids_stride_1 = call
+    _walks_ptr, _tiles_ptr, _scale, Hq, Hkv, Sq, _Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     turn = 0
@@ -358,21 +499,23 @@ def _load_tiles(q_desc, k_desc, v_desc, rings, work, call, config: gl.constexpr)
     n_tiles = (Sq + BQ - 1) // BQ
     item = gl.program_id(0)
     while item < work.n_work:
-        tile, batch, head = items.tile_of_item(item, work.n_work, n_tiles, Hq, work.together, True, False)
+        tile, batch, head = items.tile_of_item(item, work.n_work, n_tiles, Hq, work.together, False, False)
         kv_head = items.kv_head_of(head, Hq, Hkv)
         q0 = tile * BQ
-        _full_lo, _full_hi, any_lo, any_hi = _key_runs(q0, batch, head, call, config, BQ)
-        n_steps = tl.maximum(any_hi - any_lo, 1)
+        any_hi, met = _key_runs(q0, batch, kv_head, call, config)
+        n_steps = tl.maximum(any_hi, 1)
         v0 = 0
         for step in range(n_steps + 1):  # values come a step after their keys
             if step < n_steps:
-                at = any_lo + n_steps - 1 - step
+                at = n_steps - 1 - step
+                entry = gl.load(met + at)
                 place = sm90.acquire(rings.k, turn + step)
                 mbarrier.expect(rings.k.ready.index(place), config.K_PARTS * k_desc.block_type.nbytes)
                 for part in gl.static_range(config.K_PARTS):
                     k_tile = rings.k.tiles.index(place * config.K_PARTS + part)
-                    COPY_IN(k_desc, (batch, kv_head, at * BK, part * config.K_COLS), rings.k.ready.index(place), k_tile)
-                k0 = at * BK
+                    COPY_IN(k_desc, (batch, kv_head, (entry >> 1) * BK, part * config.K_COLS),
+                        rings.k.ready.index(place), k_tile)
+                k0 = (entry >> 1) * BK
             else:
                 k0 = 0
             if step == 0:
@@ -411,16 +554,21 @@ def _weigh(row_sum, row_max, qk, k0, masked, terms, config: gl.constexpr):
 
     `terms`: values that do not depend on the key.
     """
-    batch, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2 = terms
+    Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2 = terms
     BK: gl.constexpr = config.BK
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
-    x = qk
+    y_k = k_idx // 32
+    term = y_k - y_q + 6
+    x_k = k_idx % 32
+    term_2 = x_k - x_q + 6
+    x = (qk * head_term
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + term * bias_stride_1
+        + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
+        tl.float32) * 1.4426950408889634)
     if masked:
         sm90.opaque(k0)  # else the compilers may make the mask for every tile
-        k_safe = tl.minimum(k_idx, Sk - 1)
-        col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
-        x = tl.where((k_idx <= row_term) & (row_term_2 == col_term), x, float("-inf"))
-    weight, sums, row_max, rescale = sm90.lagging_weights(x, row_max, logit_scale, config.dtype, 8)
+        x = tl.where((k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3), x, float("-inf"))
+    weight, sums, row_max, rescale = sm90.lagging_weights(x, row_max, 1.0, config.dtype, 8)
     row_sum = row_sum * rescale + sums
     return weight, rescale, row_sum, row_max
 
@@ -430,7 +578,7 @@ def _attend(acc, row_sum, row_max, q, rings, walk, terms, config: gl.constexpr, 
     """Adds the tiles of keys of a walk. PIPELINED: the product for the next scores runs while this warpgroup weighs the
     current ones; else the other warpgroups fill the gaps.
     """
-    turn, n_steps, first, stop, any_lo, own_full_lo, own_full_hi = walk
+    turn, n_steps, first, stop, met = walk
     BK: gl.constexpr = config.BK
     weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     no_scores = gl.zeros([64, BK], gl.float32, layout=config.qk_layout)
@@ -438,16 +586,18 @@ def _attend(acc, row_sum, row_max, q, rings, walk, terms, config: gl.constexpr, 
     if config.PIPELINED:
         step = first
         begin = first + 1
-        at = any_lo + n_steps - 1 - step
+        at = n_steps - 1 - step
+        entry = gl.load(met + at)
         k_place = sm90.await_tile(rings.k, turn + step)
         qk_token = sm90.start_scores(q, rings.k, k_place, no_scores, config)
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
         sm90.release(rings.k, turn + step)
-        weight, rescale, row_sum, row_max = _weigh(row_sum, row_max, qk, at * BK,
-            (at < own_full_lo) | (own_full_hi <= at), terms, config)
+        weight, rescale, row_sum, row_max = _weigh(row_sum, row_max, qk, (entry >> 1) * BK, entry % 2 == 0, terms,
+            config)
         p = sm90.unpacked(weight, config.dtype, weight_layout)
     for step in range(begin, stop):
-        at = any_lo + n_steps - 1 - step
+        at = n_steps - 1 - step
+        entry = gl.load(met + at)
         k_place = sm90.await_tile(rings.k, turn + step)
         sm90.await_products(config.ORDER, PART)
         qk_token = sm90.start_scores(q, rings.k, k_place, no_scores, config)
@@ -457,8 +607,8 @@ def _attend(acc, row_sum, row_max, q, rings, walk, terms, config: gl.constexpr, 
         sm90.pass_products(config.ORDER, (PART + 1) % config.PARTS)
         qk = warpgroup_mma_wait(1 if config.PIPELINED else 0, deps=(qk_token,))
         sm90.release(rings.k, turn + step)
-        weight, rescale, row_sum, row_max = _weigh(row_sum, row_max, qk, at * BK,
-            (at < own_full_lo) | (own_full_hi <= at), terms, config)
+        weight, rescale, row_sum, row_max = _weigh(row_sum, row_max, qk, (entry >> 1) * BK, entry % 2 == 0, terms,
+            config)
         if config.PIPELINED:
             sm90.pin_order(n_steps)
             acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
@@ -481,11 +631,17 @@ def _attend(acc, row_sum, row_max, q, rings, walk, terms, config: gl.constexpr, 
 @gluon.jit
 def _store_tile(acc, lse, place, results, rings, call, config: gl.constexpr, PART: gl.constexpr):
     """Stores the results of 64 queries. `place`: their batch, head, first position and positions."""
-    _lists_ptr, _scale, _B, Hq, _Hkv, Sq, _Sk, _ids_ptr, _ids_stride_0, _ids_stride_1 = call
+    _walks_ptr, _tiles_ptr, _scale, Hq, _Hkv, Sq, _Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
     batch, head, q0, queries = place
+    Dv: gl.constexpr = config.Dv
     row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
     gl.store(results.lse_ptr + row + queries, lse, mask=queries < Sq)
     out = acc.to(config.dtype)
+    if config.PRECISE:
+        out_row = (q0 + gl.arange(0, 64, layout=gl.SliceLayout(1, acc.type.layout)))[:, None]
+        out_col = gl.arange(0, config.BLOCK_DV, layout=gl.SliceLayout(0, acc.type.layout))[None, :]
+        rest = (acc - out.to(gl.float32)).to(config.dtype)
+        gl.store(results.rest_ptr + row * Dv + out_row * Dv + out_col, rest, mask=(out_row < Sq) & (out_col < Dv))
     # The copy engine clips the result to the tensor. Without shared memory of its own, it takes that of the queries.
     if config.OUT_APART:
         out_tile = results.tiles.index(PART)
@@ -502,7 +658,7 @@ def _store_tile(acc, lse, place, results, rings, call, config: gl.constexpr, PAR
 @gluon.jit
 def _attend_tiles(results, rings, work, call, config: gl.constexpr, PART: gl.constexpr):
     """A consumer warpgroup: 64 queries of every tile."""
-    _lists_ptr, scale, _B, Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = call
+    _walks_ptr, _tiles_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, config.Q_COLS], config.dtype)
@@ -513,45 +669,42 @@ def _attend_tiles(results, rings, work, call, config: gl.constexpr, PART: gl.con
     round = 0
     n_tiles = (Sq + BQ - 1) // BQ
     item = gl.program_id(0)
-    tile, batch, head = items.tile_of_item(item, work.n_work, n_tiles, Hq, work.together, True, False)
+    tile, batch, head = items.tile_of_item(item, work.n_work, n_tiles, Hq, work.together, False, False)
     if PART == config.PARTS - 1:
         sm90.pass_products(config.ORDER, 0)
     while item < work.n_work:
+        kv_head = items.kv_head_of(head, Hq, Hkv)
         q0 = tile * BQ
-        _full_lo, _full_hi, any_lo, any_hi = _key_runs(q0, batch, head, call, config, BQ)
-        n_steps = tl.maximum(any_hi - any_lo, 1)
+        any_hi, met = _key_runs(q0, batch, kv_head, call, config)
+        n_steps = tl.maximum(any_hi, 1)
         q0 += PART * 64
-        own_full_lo, own_full_hi, own_any_lo, own_any_hi = _key_runs(q0, batch, head, call, config, 64)
-        own_first, own_stop = items.own_steps(any_lo, n_steps, own_any_lo, own_any_hi, True)
         queries = q0 + gl.arange(0, 64, layout=rows_layout)
         q_idx = queries[:, None]
-        logit_scale = scale * 1.4426950408889634
-        row_term = q_idx + Sk - Sq
-        row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0
-            + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
-        terms = (batch, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2)
+        head_term = scale * 1.4426950408889634
+        head_term_2 = Sk // 32 - 1 - 3
+        y_q = q_idx // 32
+        x_q = q_idx % 32
+        centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
+        centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
+        terms = (Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2)
 
         acc = gl.zeros([64, config.BLOCK_DV], gl.float32, layout=acc_layout)
         row_sum, row_max = sm90.no_key_yet(no_scores)
         mbarrier.wait(rings.q.ready.index(PART), round & 1)
         q = REINTERPRET(rings.q.tiles.index(PART), config.dtype, [64, config.Q_COLS], q_layout)
-        for step in range(own_first):
-            sm90.pass_by(turn + step, rings.k, rings.v, config.ORDER, PART, (PART + 1) % config.PARTS)
-        walk = _Walk(turn, n_steps, own_first, own_stop, any_lo, own_full_lo, own_full_hi)
+        walk = _Walk(turn, n_steps, 0, n_steps, met)
         acc, row_sum, row_max = _attend(acc, row_sum, row_max, q, rings, walk, terms, config, PART)
-        for step in range(own_stop, n_steps):
-            sm90.pass_by(turn + step, rings.k, rings.v, config.ORDER, PART, (PART + 1) % config.PARTS)
         turn += n_steps
         round += 1
 
         if config.SCHEDULE == "queue":
             tile, batch, head = sm90.noted_item(work.notes, 2 * PART + (round - 1 & 1))
         else:
-            tile, batch, head = items.tile_of_item(sm90.opaque(item), work.n_work, n_tiles, Hq, work.together, True,
+            tile, batch, head = items.tile_of_item(sm90.opaque(item), work.n_work, n_tiles, Hq, work.together, False,
                 False)
         q0 = tile * BQ + PART * 64
         place = batch, head, q0, q0 + gl.arange(0, 64, layout=rows_layout)
-        acc, lse = sm90.normalized(acc, row_sum, row_max, logit_scale, None, rows_layout)
+        acc, lse = sm90.normalized(acc, row_sum, row_max, 1.0, None, rows_layout)
         _store_tile(acc, lse, place, results, rings, call, config, PART)
         if config.SCHEDULE == "once":
             item = work.n_work
@@ -568,13 +721,13 @@ def _attend_tiles(results, rings, work, call, config: gl.constexpr, PART: gl.con
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=['n_work', 'together', 'B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
+@gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
 def _hopper_forward_kernel(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk,
-    ids_ptr, ids_stride_0, ids_stride_1,
-    BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr,
-    REGISTERS: gl.constexpr, SPARE: gl.constexpr,
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, rest_ptr, queue_ptr, n_work, together, walks_ptr, tiles_ptr, scale, Hq,
+    Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, OUT_APART: gl.constexpr,
+    PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, PRECISE: gl.constexpr,
 ):
     """The forward pass: consumer warpgroups of 64 queries each, and one producer warp."""
     PARTS: gl.constexpr = BQ // 64
@@ -593,8 +746,8 @@ def _hopper_forward_kernel(
     Q_PLACE: gl.constexpr = Q_COLS if OUT_APART or Q_COLS > BLOCK_DV else BLOCK_DV
     dtype: gl.constexpr = out_desc.dtype
     qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
-    config: gl.constexpr = _Config(BLOCK_DV, BQ, BK, STAGES, SCHEDULE, OUT_APART, PIPELINED, Q_COLS, K_COLS, K_PARTS,
-        PARTS, ORDER, dtype, qk_layout)
+    config: gl.constexpr = _Config(D, Dv, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, OUT_APART, PIPELINED, PRECISE, Q_COLS,
+        K_COLS, K_PARTS, PARTS, ORDER, dtype, qk_layout)
     q_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, Q_PLACE], q_desc.layout)
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES * K_PARTS, 1, 1, BK, K_COLS], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
@@ -606,8 +759,8 @@ def _hopper_forward_kernel(
     fence_async_shared()
     BARRIER()  # once here: else the compiler puts one into the loops
     work = _Work(notes, queue_ptr, n_work, together)
-    call = _Call(lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1)
-    results = _Results(out_desc, out_tiles, lse_ptr)
+    call = _Call(walks_ptr, tiles_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
+    results = _Results(out_desc, out_tiles, lse_ptr, rest_ptr)
     if PARTS == 2:
         gl.warp_specialize(
             [
@@ -636,16 +789,13 @@ def _hopper_forward_kernel(
 
 @triton.jit(do_not_specialize=["n_counters", *UNSPECIALIZED])
 def _rows_kernel(
-    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, Hq, Sq, out_strides, d_out_strides, counters_ptr,
-    n_counters, terms_ptr, scale,
-    Dv: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr, HAS_D_LSE: tl.constexpr,
+    lse_ptr, scaled_lse_ptr, out_ptr, rest_ptr, d_out_ptr, d_lse_ptr, delta_ptr, Hq, Sq, out_strides, d_out_strides,
+    counters_ptr, n_counters,
+    Dv: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr, HAS_D_LSE: tl.constexpr, PRECISE: tl.constexpr,
 ):
     """Values of a row that all of its pairs read: the log-sum-exp to base 2, inf for rows that met no key; delta.
 
     delta = rowsum(d_out * out) - d_lse is what a pair subtracts from d_out . v (Dao et al., 2022).
-
-    For the kernel of compute capability 9.0, both go into the first six of a row's sixteen terms: three that add up to
-    -delta, three to -lse / scale. It adds them up by one more step of its products.
     """
     if counters_ptr is not None:
         # Clears the counters of later kernels. Programs suffice for all of them.
@@ -656,47 +806,41 @@ def _rows_kernel(
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
     queries = q0 + tl.arange(0, ROWS)
     lse = tl.load(lse_ptr + row + queries, mask=queries < Sq, other=0.0)
-    if scaled_lse_ptr is not None:
-        tl.store(scaled_lse_ptr + row + queries, tl.where(lse == float("-inf"), float("inf"), lse * rows.LOG2E),
-            mask=queries < Sq)
+    tl.store(scaled_lse_ptr + row + queries, tl.where(lse == float("-inf"), float("inf"), lse * rows.LOG2E),
+        mask=queries < Sq)
     out_rows = rows.of_head(out_ptr, batch, head, out_strides, Sq, ALIGN)
     d_out_rows = rows.of_head(d_out_ptr, batch, head, d_out_strides, Sq, ALIGN)
     out = rows.load(out_rows, q0, ROWS, Dv, True).to(tl.float32)
+    if PRECISE:
+        out += rows.load(rows.HeadRows(rest_ptr + row * Dv, batch, head, Sq, Dv), q0, ROWS, Dv, True).to(tl.float32)
     d_out = rows.load(d_out_rows, q0, ROWS, Dv, True).to(tl.float32)
     delta = tl.sum(out * d_out, 1)
     if HAS_D_LSE:
         delta -= tl.load(d_lse_ptr + row + queries, mask=queries < Sq, other=0.0)
-    if delta_ptr is not None:
-        tl.store(delta_ptr + row + queries, delta, mask=queries < Sq)
-    if terms_ptr is not None:
-        # A row without keys gets a term that makes its weights zero. It is finite, since 0 times infinity is NaN.
-        reference = tl.where(lse == float("-inf"), float("inf"), lse) / -scale
-        reference = tl.where(reference < -(2.0**100), -(2.0**100), reference)
-        place = tl.arange(0, 16)[None, :]
-        terms = tl.zeros([ROWS, 16], tl.bfloat16)
-        parts = rows.three_parts(-delta) + rows.three_parts(reference)
-        for i in tl.static_range(6):
-            terms = tl.where(place == i, parts[i][:, None], terms)
-        at = ((row + queries) * 16)[:, None] + place
-        tl.store(terms_ptr + at, terms, mask=(queries < Sq)[:, None])
+    tl.store(delta_ptr + row + queries, delta, mask=queries < Sq)
 
 
 @triton.jit
 def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
     """Adds the keys k0 … k0 + BK - 1 to dQ."""
-    q, d_out, row_lse, delta, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2 = held
+    (q, d_out, row_lse, delta, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre,
+        centre_2) = held
     Sk = k_rows.stop
-    batch = k_rows.batch
     k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
     k = rows.load(k_rows, k0, tiling.BK, tiling.D, MASKED)
     v = rows.load(v_rows, k0, tiling.BK, tiling.Dv, MASKED)
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
-    p = tl.exp2(qk * logit_scale - row_lse)
+    y_k = k_idx // 32
+    term = y_k - y_q + 6
+    x_k = k_idx % 32
+    term_2 = x_k - x_q + 6
+    p = tl.exp2(qk * head_term
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + term * bias_stride_1
+        + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
+        tl.float32) * 1.4426950408889634 - row_lse)
     if MASKED:
-        k_safe = tl.minimum(k_idx, Sk - 1)
-        col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
-        allowed = (k_idx <= row_term) & (row_term_2 == col_term)
+        allowed = (k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3)
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
@@ -706,16 +850,15 @@ def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.cons
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dq_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq,
-    Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, q_strides, k_strides, v_strides, d_out_strides, dq_strides,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, walks_ptr, tiles_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr,
+    bias_stride_0, bias_stride_1, bias_stride_2, q_strides, k_strides, v_strides, d_out_strides, dq_strides,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, GRAD_BIAS: tl.constexpr,
 ):
     """dQ of one tile of queries of one head: visits the same tiles of keys as the forward kernel."""
-    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
-    tile, batch, head = items.busy_tiles_first(tl.cdiv(Sq, BQ), Hq, True)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, GRAD_BIAS)
+    tile, batch, head = items.head_after_head(tl.cdiv(Sq, BQ), Hq)
     kv_head = items.kv_head_of(head, Hq, Hkv)
     q0 = tile * BQ
-    q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
     q_rows = rows.of_head(q_ptr, batch, head, q_strides, Sq, ALIGN)
     k_rows = rows.of_head(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
@@ -725,26 +868,24 @@ def _dq_kernel(
     q = rows.load(q_rows, q0, BQ, D, True)
     d_out = rows.load(d_out_rows, q0, BQ, Dv, True)
     queries = q0 + tl.arange(0, BQ)
-    logit_scale = scale * 1.4426950408889634
+    head_term = scale * 1.4426950408889634
+    head_term_2 = Sk // 32 - 1 - 3
     row_lse = tl.load(lse_ptr + row + queries, mask=queries < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + queries, mask=queries < Sq, other=0.0)[:, None]
-    row_term = q_idx + Sk - Sq
-    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
-        mask=(q_idx < Sk), other=0)
-    held = (q, d_out, row_lse, delta, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2)
+    y_q = q_idx // 32
+    x_q = q_idx % 32
+    centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
+    centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
+    held = (q, d_out, row_lse, delta, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q,
+        centre, centre_2)
     dq = (tl.zeros([BQ, rows.block(D)], tl.float32))
-    test0_least = tl.min(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), 9223372036854775807))
-    test0_most = tl.max(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), -9223372036854775807))
-    test0_tile = batch * tl.cdiv(Sk, BK)
-    test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = rows.matching_tiles(key_test0_least_ptr + test0_tile,
-        key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
-    full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq,
-        Sk, BK)
-    for step in tl.range(full_hi - full_lo):
-        dq = _dq_tile(dq, held, k_rows, v_rows, (full_lo + step) * BK, tiling, False)
-    for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
-        at = any_lo + step
-        at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
+    n_whole, n_listed, listed = rows.listed_tiles(walks_ptr, tiles_ptr,
+        items.entry_of(items.list_of(batch, kv_head, Hkv, False, False), tile, tl.cdiv(Sq, BQ), 0, 1), tl.cdiv(Sk, BK))
+    for step in tl.range(n_whole):
+        at = tl.load(listed + step)
+        dq = _dq_tile(dq, held, k_rows, v_rows, at * BK, tiling, False)
+    for step in tl.range(n_listed - n_whole):
+        at = tl.load(listed + (n_whole + step))
         dq = _dq_tile(dq, held, k_rows, v_rows, at * BK, tiling, True)
     dq_rows = rows.of_head(dq_ptr, batch, head, dq_strides, Sq, ALIGN)
     rows.store(dq_rows, dq * scale, q0, D)
@@ -754,9 +895,10 @@ def _dq_kernel(
 def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED: tl.constexpr):
     """Adds the queries q0 … q0 + BQ - 1 to dK and dV. `held`: values that do not depend on the query."""
     dk, dv = state
-    k, v, row, lse_ptr, delta_ptr, k_idx, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term = held
+    (k, v, row, lse_ptr, delta_ptr, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k,
+        x_k) = held
     Sq = q_rows.stop
-    batch = q_rows.batch
+    head = q_rows.head
     queries = q0 + tl.arange(0, tiling.BQ)
     q_idx = queries[None, :]
     q = rows.load(q_rows, q0, tiling.BQ, tiling.D, MASKED)
@@ -769,12 +911,18 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
     else:
         row_lse = tl.load(lse_ptr + row + queries)[None, :]
         delta = tl.load(delta_ptr + row + queries)[None, :]
-    p = tl.exp2(qk * logit_scale - row_lse)
+    y_q = q_idx // 32
+    term = y_k - y_q + 6
+    x_q = q_idx % 32
+    term_2 = x_k - x_q + 6
+    p = tl.exp2(qk * head_term
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + term * bias_stride_1
+        + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
+        tl.float32) * 1.4426950408889634 - row_lse)
     if MASKED:
-        row_term = q_idx + Sk - Sq
-        row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0
-            + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
-        allowed = (q_idx < Sq) & (k_idx <= row_term) & (row_term_2 == col_term)
+        centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
+        centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
+        allowed = (q_idx < Sq) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3)
         p = tl.where(allowed, p, 0.0)
     dv = tl.dot(p.to(d_out.dtype), d_out, dv, input_precision=PRECISION)
     dp = dp - delta
@@ -785,16 +933,15 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, query_test0_least_ptr, query_test0_most_ptr,
-    scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, q_strides, k_strides, v_strides, d_out_strides,
-    dk_strides, dv_strides,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, walks_ptr, tiles_ptr, scale, Hq, Hkv, Sq, Sk,
+    bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, q_strides, k_strides, v_strides, d_out_strides, dk_strides,
+    dv_strides,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, GRAD_BIAS: tl.constexpr,
 ):
     """dK and dV of one tile of keys of one KV head: visits the queries that it meets, head by head."""
-    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
-    tile, batch, kv_head = items.busy_tiles_first(tl.cdiv(Sk, BK), Hkv, False)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, GRAD_BIAS)
+    tile, batch, kv_head = items.head_after_head(tl.cdiv(Sk, BK), Hkv)
     k0 = tile * BK
-    k1 = tl.minimum(k0 + BK, Sk) - 1
     k_idx = (k0 + tl.arange(0, BK))[:, None]
     k_rows = rows.of_head(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
     v_rows = rows.of_head(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
@@ -808,23 +955,21 @@ def _dkdv_kernel(
         row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
         q_rows = rows.of_head(q_ptr, batch, head, q_strides, Sq, ALIGN)
         d_out_rows = rows.of_head(d_out_ptr, batch, head, d_out_strides, Sq, ALIGN)
-        logit_scale = scale * 1.4426950408889634
-        k_safe = tl.minimum(k_idx, Sk - 1)
-        col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
-        held = (k, v, row, lse_ptr, delta_ptr, k_idx, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term)
+        head_term = scale * 1.4426950408889634
+        head_term_2 = Sk // 32 - 1 - 3
+        y_k = k_idx // 32
+        x_k = k_idx % 32
+        held = (k, v, row, lse_ptr, delta_ptr, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term,
+            head_term_2, y_k, x_k)
         state = (dk, dv)
-        test0_least = tl.min(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), 9223372036854775807))
-        test0_most = tl.max(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), -9223372036854775807))
-        test0_tile = batch * tl.cdiv(Sq, BQ)
-        test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = rows.matching_tiles(query_test0_least_ptr + test0_tile,
-            query_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sq, BQ), BQ, 0)
-        full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi,
-            Sq, Sk, BQ)
-        for step in tl.range(full_hi - full_lo):
-            state = _dkdv_tile(state, held, q_rows, d_out_rows, (full_lo + step) * BQ, tiling, False)
-        for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
-            at = any_lo + step
-            at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
+        n_whole, n_listed, listed = rows.listed_tiles(walks_ptr, tiles_ptr,
+            items.entry_of(items.list_of(batch, kv_head, Hkv, False, False), tile, tl.cdiv(Sk, BK), 0, 1),
+            tl.cdiv(Sq, BQ))
+        for step in tl.range(n_whole):
+            at = tl.load(listed + step)
+            state = _dkdv_tile(state, held, q_rows, d_out_rows, at * BQ, tiling, False)
+        for step in tl.range(n_listed - n_whole):
+            at = tl.load(listed + (n_whole + step))
             state = _dkdv_tile(state, held, q_rows, d_out_rows, at * BQ, tiling, True)
         dk, dv = state
     dk_rows = rows.of_head(dk_ptr, batch, kv_head, dk_strides, Sk, ALIGN)
@@ -833,42 +978,161 @@ def _dkdv_kernel(
     rows.store(dv_rows, dv, k0, Dv)
 
 
+@triton.jit
+def _sum_bias_tile(held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
+    """d loss / d bias[h, k // 32 - q // 32 + 6, k % 32 - q % 32 + 6], for every pair of a tile, and the index."""
+    (q, d_out, row_lse, delta, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre,
+        centre_2) = held
+    Sk = k_rows.stop
+    k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
+    k = rows.load(k_rows, k0, tiling.BK, tiling.D, MASKED)
+    v = rows.load(v_rows, k0, tiling.BK, tiling.Dv, MASKED)
+    qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
+    y_k = k_idx // 32
+    term = y_k - y_q + 6
+    x_k = k_idx % 32
+    term_2 = x_k - x_q + 6
+    p = tl.exp2(qk * head_term
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + term * bias_stride_1
+        + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
+        tl.float32) * 1.4426950408889634 - row_lse)
+    if MASKED:
+        allowed = (k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3)
+        p = tl.where(allowed, p, 0.0)
+    dp = dp - delta
+    g = p * dp
+    contribution = g
+    if MASKED:
+        contribution = tl.where(allowed, contribution, 0.0)
+    return contribution, head, term, term_2
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def _sum_bias_kernel(
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, cells_ptr, cell_strides, largest_ptr, unit_ptr, walks_ptr,
+    tiles_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, q_strides, k_strides,
+    v_strides, d_out_strides,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, MEASURE: tl.constexpr,
+):
+    """One tile of queries of one head. Adds to 64-bit integers in units of `unit`, so that any order gives the same
+    bits.
+
+    With MEASURE, finds the largest contribution instead, from which the host chooses the unit.
+    """
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
+    query_tile = tl.program_id(0)
+    group = Hq // Hkv
+    largest = tl.zeros([BQ], tl.float32)
+    per_unit = 1.0 / tl.load(unit_ptr)
+    for batch in tl.range(tl.program_id(1), tl.program_id(1) + 1):
+        for head in tl.range(tl.program_id(2), tl.program_id(2) + 1):
+            kv_head = head // group
+            row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
+            d_out_rows = rows.of_head(d_out_ptr, batch, head, d_out_strides, Sq, ALIGN)
+            q_rows = rows.of_head(q_ptr, batch, head, q_strides, Sq, ALIGN)
+            k_rows = rows.of_head(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
+            v_rows = rows.of_head(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
+            head_term = scale * 1.4426950408889634
+            head_term_2 = Sk // 32 - 1 - 3
+            q0 = query_tile * BQ
+            queries = q0 + tl.arange(0, BQ)
+            q_idx = queries[:, None]
+            row_lse = tl.load(lse_ptr + row + queries, mask=queries < Sq, other=float("inf"))[:, None]
+            delta = tl.load(delta_ptr + row + queries, mask=queries < Sq, other=0.0)[:, None]
+            y_q = q_idx // 32
+            x_q = q_idx % 32
+            centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
+            centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
+            n_whole, n_listed, listed = rows.listed_tiles(walks_ptr, tiles_ptr,
+                items.entry_of(items.list_of(batch, kv_head, Hkv, False, False), query_tile, tl.cdiv(Sq, BQ), 0, 1),
+                tl.cdiv(Sk, BK))
+            q = rows.load(q_rows, q0, BQ, D, True)
+            d_out = rows.load(d_out_rows, q0, BQ, Dv, True)
+            held = (q, d_out, row_lse, delta, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term,
+                y_q, x_q, centre, centre_2)
+            for step in tl.range(n_whole):
+                at = tl.load(listed + step)
+                contribution, index_0, index_1, index_2 = _sum_bias_tile(
+                    held, k_rows, v_rows, at * BK, tiling, False
+                )
+                contribution = tl.where(q_idx < Sq, contribution, 0.0)  # past the end, a score may be NaN
+                if MEASURE:
+                    largest = tl.maximum(largest, tl.max(tl.abs(contribution), 1))
+                else:
+                    cells = (cells_ptr + tl.cast(index_0, tl.int64) * cell_strides[0]
+                        + tl.cast(index_1, tl.int64) * cell_strides[1] + tl.cast(index_2, tl.int64) * cell_strides[2])
+                    inside = ((contribution != 0.0) & (index_0 >= 0) & (index_0 < Hq) & (index_1 >= 0) & (index_1 < 13)
+                        & (index_2 >= 0) & (index_2 < 13))
+                    tl.atomic_add(cells, tl.cast(tl.floor(contribution * per_unit + 0.5), tl.int64), mask=inside,
+                        sem="relaxed")
+            for step in tl.range(n_listed - n_whole):
+                at = tl.load(listed + (n_whole + step))
+                contribution, index_0, index_1, index_2 = _sum_bias_tile(
+                    held, k_rows, v_rows, at * BK, tiling, True
+                )
+                contribution = tl.where(q_idx < Sq, contribution, 0.0)  # past the end, a score may be NaN
+                if MEASURE:
+                    largest = tl.maximum(largest, tl.max(tl.abs(contribution), 1))
+                else:
+                    cells = (cells_ptr + tl.cast(index_0, tl.int64) * cell_strides[0]
+                        + tl.cast(index_1, tl.int64) * cell_strides[1] + tl.cast(index_2, tl.int64) * cell_strides[2])
+                    inside = ((contribution != 0.0) & (index_0 >= 0) & (index_0 < Hq) & (index_1 >= 0) & (index_1 < 13)
+                        & (index_2 >= 0) & (index_2 < 13))
+                    tl.atomic_add(cells, tl.cast(tl.floor(contribution * per_unit + 0.5), tl.int64), mask=inside,
+                        sem="relaxed")
+
+    if MEASURE:
+        cell = (tl.program_id(1) * tl.num_programs(2) + tl.program_id(2)) * tl.num_programs(0) + tl.program_id(0)
+        tl.store(largest_ptr + cell, tl.max(largest, 0))
+
+
 # ---------------------------------------------------------------- backward, for compute capability 9.0
 
 
 # The arguments of a call that every function takes. Each kernel also has a tuple of the pointers and counts of its
 # work, and one of its compile-time constants.
-_BackwardCall = namedtuple("_BackwardCall", "scale B Hq Hkv Sq Sk ids_ptr ids_stride_0 ids_stride_1")
+_BackwardCall = namedtuple("_BackwardCall", "scale Hq Hkv Sq Sk bias_ptr bias_stride_0 bias_stride_1 bias_stride_2")
 
 
 @gluon.jit
-def _kept_bits(like, q0, k0, batch, call, config: gl.constexpr, BK: gl.constexpr):
+def _kept_bits(like, q0, k0, call, config: gl.constexpr, BK: gl.constexpr):
     """All bits of each packed pair that the mask allows, and none of the others. Positions are computed again, because
     there are no registers to keep them.
     """
-    _scale, _B, _Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = call
+    _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
     BQ: gl.constexpr = config.BQ
     layout: gl.constexpr = like.type.layout
     q_idx = sm90.opaque(q0 + gl.arange(0, BQ, layout=gl.SliceLayout(0, layout)))[None, :]
     k_idx = sm90.opaque(k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, layout)))[:, None]
-    k_safe = tl.minimum(k_idx, Sk - 1)
-    col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
-    row_term = q_idx + Sk - Sq
-    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
-        mask=(q_idx < Sk), other=0)
-    allowed = (q_idx < Sq) & (k_idx <= row_term) & (row_term_2 == col_term) & (k_idx < Sk)
+    head_term = Sk // 32 - 1 - 3
+    y_k = k_idx // 32
+    x_k = k_idx % 32
+    centre = tl.minimum(tl.maximum(q_idx // 32, 3), head_term)
+    centre_2 = tl.minimum(tl.maximum(q_idx % 32, 3), 28)
+    allowed = (q_idx < Sq) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3) & (k_idx < Sk)
     low, high = allowed.reshape([BK, BQ // 2, 2]).split()
     return gl.where(low, 0xFFFF, 0) | gl.where(high, -65536, 0)
 
 
 @gluon.jit
-def _weigh_again(qk, row_lse, terms, dtype: gl.constexpr):
+def _weigh_again(qk, row_lse, head, q0, terms, config: gl.constexpr, dtype: gl.constexpr):
     """The weights of a tile (rows are keys, columns are queries), from its scores and the log-sum-exp of each query;
     where the score is not linear in q . k, also the weights times its derivative. Packed, and not yet masked. `terms`:
     values that do not depend on the query.
     """
-    _Sq, _Sk, _ids_ptr, _ids_stride_0, _ids_stride_1, logit_scale, _col_term = terms
-    p = tl.exp2(qk * logit_scale - row_lse)
+    _Sq, _Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, _head_term_2, y_k, x_k = terms
+    BQ: gl.constexpr = config.BQ
+    columns: gl.constexpr = gl.SliceLayout(0, qk.type.layout)
+    q_idx = (q0 + gl.arange(0, BQ, layout=columns))[None, :]
+    y_q = q_idx // 32
+    term = y_k - y_q + 6
+    x_q = q_idx % 32
+    term_2 = x_k - x_q + 6
+    p = tl.exp2(qk * head_term
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + term * bias_stride_1
+        + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
+        tl.float32) * 1.4426950408889634 - row_lse)
     weight = sm90.packed(p, dtype)
     return weight
 
@@ -885,8 +1149,9 @@ def _weigh_again(qk, row_lse, terms, dtype: gl.constexpr):
 _BackwardRings = namedtuple("_BackwardRings", "k v q d_out rows ds notes")
 _BackwardResults = namedtuple("_BackwardResults", "dk_desc dv_desc dk_tiles")
 _BackwardWork = namedtuple("_BackwardWork",
-    "terms_desc dq_parts_ptr parts_ptr added_ptr queue_ptr n_work together span walks_ptr met_ptr")
-_BackwardConfig = namedtuple("_BackwardConfig", "BLOCK_D BLOCK_DV BQ BK EARLY BACKWARDS SHARED DK_OVER_DS")
+    "lse_ptr delta_ptr dq_parts_ptr parts_ptr added_ptr queue_ptr n_work together span walks_ptr met_ptr "
+    "map_ptr tiles_ptr")
+_BackwardConfig = namedtuple("_BackwardConfig", "D Dv BLOCK_D BLOCK_DV BQ BK EARLY SHARED DK_OVER_DS")
 
 
 @gluon.jit
@@ -896,88 +1161,19 @@ def _item(item, work, call, config: gl.constexpr):
     n_tiles, which may go `back`; `sums` that of its partial sums.
     """
     n_tiles = (call.Sk + config.BK - 1) // config.BK
-    tile, order, back, item_head = items.tile_of_keys(item, work.n_work, n_tiles, work.together, config.BACKWARDS)
+    tile, order, back, item_head = items.tile_of_keys(item, work.n_work, n_tiles, work.together, False)
     batch, kv_head, start, end = items.members(item_head, call.Hq, call.Hkv, work.span, config.SHARED)
     sums = items.part_of(item_head, tile, n_tiles)
     return tile, order, back, n_tiles, sums, batch, kv_head, start, end
 
 
 @gluon.jit
-def _query_runs(tile, batch, head, work, call, config: gl.constexpr, SHARE: gl.constexpr):
-    """The tiles of queries that a tile of keys meets, first … stop - 1, and which of them need no mask, as
-    `_list_walks` stored them. SHARE: 0 for the whole tile, 1 for its first half, 2 for its second.
-    """
+def _query_runs(tile, batch, kv_head, work, call, config: gl.constexpr):
+    """How many tiles of queries a tile of keys meets, as runs, and where `_list_queries_kernel` stored them."""
     n_tiles = (call.Sk + config.BK - 1) // config.BK
-    place = items.list_of(batch, head, call.Hq, True, False)
-    walk = work.walks_ptr + items.entry_of(place, tile, n_tiles, SHARE, 3) * 4
-    return gl.load(walk + 0), gl.load(walk + 1), gl.load(walk + 2), gl.load(walk + 3)
-
-
-@triton.jit
-def _list_walks(item, walks_ptr, met_ptr, call, BQ: tl.constexpr, BK: tl.constexpr):
-    """Stores which tiles of queries a tile of keys, or a half of it, visits, and which of them need no mask. For each
-    of these tiles of queries, also the first tile of keys that it meets, as n_tiles minus its number, and the last, as
-    its number plus 1.
-    """
-    (query_test0_least_ptr, query_test0_most_ptr, _scale, _B, Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0,
-        ids_stride_1) = call
-    n_tiles = tl.cdiv(Sk, BK)
-    place, tile, part = items.part_of_entry(item, n_tiles, 3)
-    batch, _head = items.reader_of(place, Hq, True, False)
-    k0 = tile * BK + tl.where(part == 2, BK // 2, 0)
-    k1 = tl.minimum(k0 + tl.where(part == 0, BK, BK // 2), Sk) - 1
-    k_idx = (k0 + tl.arange(0, BK))[:, None]
-    k_safe = tl.minimum(k_idx, Sk - 1)
-    col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
-    test0_least = tl.min(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), 9223372036854775807))
-    test0_most = tl.max(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), -9223372036854775807))
-    test0_tile = batch * tl.cdiv(Sq, BQ)
-    test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = rows.matching_tiles(query_test0_least_ptr + test0_tile,
-        query_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sq, BQ), BQ, 0)
-    full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq,
-        Sk, BQ)
-    first = any_lo
-    stop = any_hi
-    walk = walks_ptr + item * 4
-    tl.store(walk + 0, first)
-    tl.store(walk + 1, stop)
-    tl.store(walk + 2, full_lo)
-    tl.store(walk + 3, full_hi)
-    n_walked = tl.cdiv(Sq, BQ)
-    for start in range(first, tl.where(part == 0, stop, first), 128):
-        at = start + tl.arange(0, 128)
-        onwards = met_ptr + items.note_cell(place, False, at, n_walked)
-        backwards = met_ptr + items.note_cell(place, True, at, n_walked)
-        tl.atomic_max(onwards, items.noted_tile(tile, n_tiles, False), mask=at < stop, sem="relaxed")
-        tl.atomic_max(backwards, items.noted_tile(tile, n_tiles, True), mask=at < stop, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
-def _list_walks_kernel(
-    walks_ptr, met_ptr, counts_ptr, query_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    BQ: tl.constexpr, BK: tl.constexpr,
-):
-    """Calls `_list_walks` for each item, after the extremes in each tile of queries are found.
-
-    Programs take tickets as they begin. The first ones find extremes. The others wait for these, which have begun and
-    wait for none, so there is no deadlock.
-    """
-    n_tiles = tl.cdiv(Sq, BQ)
-    n_found = n_tiles * B
-    query_test0_most_ptr = query_test0_ptr + n_tiles * B
-    number = tl.atomic_add(counts_ptr + 1, 1, sem="relaxed")
-    if number < n_found:
-        _query_test0(
-            (number % n_tiles, number // n_tiles, 0, n_tiles, 1), (query_test0_ptr, query_test0_most_ptr),
-            (scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1), BQ,
-        )
-        tl.debug_barrier()
-        tl.atomic_add(counts_ptr + 2, 1, sem="release")
-    else:
-        while tl.atomic_add(counts_ptr + 2, 0, sem="acquire") < n_found:
-            pass
-        call = (query_test0_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1)
-        _list_walks(number - n_found, walks_ptr, met_ptr, call, BQ, BK)
+    row = items.entry_of(items.list_of(batch, kv_head, call.Hkv, False, False), tile, n_tiles, 0, 1)
+    tiles = work.tiles_ptr + tl.cast(row, gl.int64) * ((call.Sq + config.BQ - 1) // config.BQ)
+    return 0, gl.load(work.walks_ptr + row), tiles
 
 
 @gluon.jit
@@ -994,16 +1190,22 @@ def _load_backward_tiles(q_desc, k_desc, v_desc, d_out_desc, item, rings, work, 
         sm90.fetch_held(k_desc, rings.k, round, (batch, kv_head, k0, 0), (batch, kv_head, k0 + BK // 2, 0))
         for member in range(start, end):
             head = items.query_head(kv_head, member, call.Hq // call.Hkv)
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, work, call, config, 0)
+            lse_tiles, delta_tiles = rings.rows
+            row = (batch * tl.cast(call.Hq, gl.int64) + head) * call.Sq
+            first, stop, met = _query_runs(tile, batch, kv_head, work, call, config)
             n_steps = stop - first
             for step in range(n_steps):
-                at = items.tile_of_step(step, first, stop, back, config.BACKWARDS)
-                q0 = at * config.BQ
+                at = items.tile_of_step(step, first, stop, back, False)
+                entry = gl.load(met + at)
+                q0 = (entry >> 1) * config.BQ
+                queries = q0 + gl.arange(0, config.BQ, layout=gl.BlockedLayout([1], [32], [1], [0]))
+                row_lse = gl.load(work.lse_ptr + row + queries, mask=queries < call.Sq, other=float("inf"))
+                delta = gl.load(work.delta_ptr + row + queries, mask=queries < call.Sq, other=0.0)
                 place = sm90.acquire(rings.q, turn)
-                ready = rings.q.ready.index(place)
-                mbarrier.expect(ready, q_desc.block_type.nbytes + work.terms_desc.block_type.nbytes)
-                COPY_IN(q_desc, (batch, head, q0, 0), ready, rings.q.tiles.index(place))
-                COPY_IN(work.terms_desc, (batch, head, q0, 0), ready, rings.rows.index(place))
+                sm90.fetch(q_desc, rings.q, place, (batch, head, q0, 0))
+                lse_tiles.index(place).store(row_lse)
+                delta_tiles.index(place).store(-delta)
+                mbarrier.arrive(rings.q.ready.index(place), count=1)
                 if (member == start) & (step == 0):
                     sm90.fetch_held(v_desc, rings.v, round, (batch, kv_head, k0, 0), (batch, kv_head, k0 + BK // 2, 0))
                 sm90.fetch(d_out_desc, rings.d_out, place, (batch, head, q0, 0))
@@ -1025,17 +1227,17 @@ def _meets_before(order, back, place, at, n_tiles, work, call, config: gl.conste
 
 
 @gluon.jit
-def _parts_before(order, back, place, at, n_tiles, work):
+def _parts_before(order, back, place, at, n_tiles, work, n_walked):
     """How many parts have been when the last earlier tile of keys that meets the tile of queries `at` is added."""
     count = 0
     chunk = items.last_chunk(order)
     while count == 0:
         others = items.place_of_lane(chunk, gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0])))
         tile = items.tile_in_order(others, n_tiles, back)
-        walks = work.walks_ptr + items.entry_of(place, tile, n_tiles, 0, 3) * 4
-        starts = gl.load(walks, mask=others < order, other=at + 1)
-        stops = gl.load(walks + 1, mask=others < order, other=0)
-        count = tl.max(gl.where(items.meets(at, starts, stops), items.passed_turn(others), 0), 0)
+        row = tl.cast(items.entry_of(place, tile, n_tiles, 0, 1), gl.int64)
+        words = work.map_ptr + row * 2 * items.words_of(n_walked) + at // 32
+        word = gl.load(words, mask=others < order, other=0)
+        count = tl.max(gl.where((word >> at % 32) & 1 != 0, items.passed_turn(others), 0), 0)
         chunk -= 1
     return count
 
@@ -1050,13 +1252,15 @@ def _await_parts(item, rings, adding, work, call, config: gl.constexpr):
         for member in range(start, end):
             head = items.query_head(kv_head, member, call.Hq // call.Hkv)
             cells = work.added_ptr + (batch * call.Hq + head) * ((call.Sq + config.BQ - 1) // config.BQ)
-            place = items.list_of(batch, head, call.Hq, True, False)
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, work, call, config, 0)
+            place = items.list_of(batch, kv_head, call.Hkv, False, False)
+            first, stop, met = _query_runs(tile, batch, kv_head, work, call, config)
             for step in range(stop - first):
-                at = items.tile_of_step(step, first, stop, back, config.BACKWARDS)
+                at = items.tile_of_step(step, first, stop, back, False)
+                at = gl.load(met + at) >> 1
                 sm90.await_room(adding.noted, turn)
                 if _meets_before(order, back, place, at, n_tiles, work, call, config):
-                    sm90.await_parts(cells + at, _parts_before(order, back, place, at, n_tiles, work))
+                    sm90.await_parts(cells + at,
+                        _parts_before(order, back, place, at, n_tiles, work, (call.Sq + config.BQ - 1) // config.BQ))
                 sm90.tell_step(adding.ready, turn)
                 turn += 1
         item = sm90.next_item(rings.notes, round, 1)
@@ -1073,10 +1277,11 @@ def _note_parts(item, rings, adding, work, call, config: gl.constexpr):
         for member in range(start, end):
             head = items.query_head(kv_head, member, call.Hq // call.Hkv)
             cells = work.added_ptr + (batch * call.Hq + head) * ((call.Sq + config.BQ - 1) // config.BQ)
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, work, call, config, 0)
+            first, stop, met = _query_runs(tile, batch, kv_head, work, call, config)
             for step in range(stop - first):
                 sm90.await_step(adding.added, turn)
-                at = items.tile_of_step(step, first, stop, back, config.BACKWARDS)
+                at = items.tile_of_step(step, first, stop, back, False)
+                at = gl.load(met + at) >> 1
                 sm90.note_parts(cells + at, items.passed_turn(order))
                 sm90.tell_step(adding.noted, turn)
                 turn += 1
@@ -1096,10 +1301,11 @@ def _add_dq_tiles(item, rings, adding, work, call, config: gl.constexpr):
         mbarrier.wait(rings.k.ready, round & 1)
         for member in range(start, end):
             head = items.query_head(kv_head, member, call.Hq // call.Hkv)
-            place = items.list_of(batch, head, call.Hq, True, False)
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, work, call, config, 0)
+            place = items.list_of(batch, kv_head, call.Hkv, False, False)
+            first, stop, met = _query_runs(tile, batch, kv_head, work, call, config)
             for step in range(stop - first):
-                at = items.tile_of_step(step, first, stop, back, config.BACKWARDS)
+                at = items.tile_of_step(step, first, stop, back, False)
+                at = gl.load(met + at) >> 1
                 part = (batch * tl.cast(call.Hq, gl.int64) + head) * ((call.Sq + config.BQ - 1) // config.BQ) + at
                 sm90.add_dq_tile(part, _meets_before(order, back, place, at, n_tiles, work, call, config), turn, rings,
                     adding, work, config)
@@ -1117,7 +1323,7 @@ def _differentiate_tile(dk, dv, turn, at, masked, rings, held, terms, call, conf
     Threads read shared memory before they start a product, since later their reads would queue behind the product's. dS
     is stored while the products of dV and dK run.
     """
-    batch, _head, _kv_head, k0, _k_idx = held
+    _batch, head, _kv_head, k0, _k_idx = held
     BQ: gl.constexpr = config.BQ
     HALF: gl.constexpr = config.BK // 2
     dtype: gl.constexpr = rings.q.tiles.dtype
@@ -1126,25 +1332,25 @@ def _differentiate_tile(dk, dv, turn, at, masked, rings, held, terms, call, conf
     # Addresses are computed anew: kept over the loop, they would not fit in registers.
     again = sm90.opaque(gl.to_tensor(0))
     place = sm90.await_tile(rings.q, turn)
-    row_lse = 0.0  # it is taken off with the product
-    terms_tile = rings.rows.index(place).reshape([BQ, 16])
+    lse_tiles, delta_tiles = rings.rows
+    row_lse = lse_tiles.index(place).load(gl.SliceLayout(0, pair_layout))[None, :]
     q = rings.q.tiles.index(place).reshape([BQ, config.BLOCK_D])
     k_rows = rings.k.tiles.index(PART + sm90.opaque(gl.to_tensor(0))).reshape([HALF, config.BLOCK_D])
-    qk_token = sm90.start_with_terms(terms_tile, no_pairs, 3)
-    qk_token = warpgroup_mma(k_rows, q.permute((1, 0)), qk_token, is_async=True)
+    qk_token = warpgroup_mma(k_rows, q.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
     if config.EARLY:
         sm90.await_tile(rings.d_out, turn)
     qk = warpgroup_mma_wait(0, deps=(qk_token,))
-    weight = _weigh_again(qk, row_lse, terms, dtype)
+    weight = _weigh_again(qk, row_lse, head, at * BQ, terms, config, dtype)
     if masked:
-        kept = _kept_bits(no_pairs, at * BQ, k0, batch, call, config, HALF)
+        kept = _kept_bits(no_pairs, at * BQ, k0, call, config, HALF)
         weight &= kept
     if not config.EARLY:
         sm90.await_tile(rings.d_out, turn)
     d_out = rings.d_out.tiles.index(place).reshape([BQ, config.BLOCK_DV])
     v_rows = rings.v.tiles.index(PART + again).reshape([HALF, config.BLOCK_DV])
-    dp_token = sm90.start_with_terms(terms_tile, no_pairs, 0)
-    dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), dp_token, is_async=True)
+    row_delta = delta_tiles.index(place).load(gl.SliceLayout(0, pair_layout))[None, :]
+    less_delta = gl.broadcast(row_delta, no_pairs)[0]  # dP starts at -delta, which takes no registers of its own
+    dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), less_delta, is_async=True)
     p = sm90.unpacked(weight, dtype, gl.DotOperandLayout(0, dv.type.layout, 2))
     dp = warpgroup_mma_wait(0, deps=(dp_token,))
     ds = (sm90.unpacked_wide(weight, dtype, pair_layout) * dp).to(dtype)
@@ -1163,7 +1369,7 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
     or from the first on where the order is backwards. dS of both halves goes through shared memory to the warpgroup of
     dQ.
     """
-    scale, _B, _Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = call
+    scale, _Hq, _Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2 = call
     HALF: gl.constexpr = config.BK // 2
     dtype: gl.constexpr = results.dk_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, config.BQ, 16])
@@ -1181,24 +1387,23 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
         mbarrier.wait(rings.v.ready, round & 1)
         for member in range(start, end):
             head = items.query_head(kv_head, member, call.Hq // call.Hkv)
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, work, call, config, 0)
-            own_first, own_stop, own_full_lo, own_full_hi = _query_runs(tile, batch, head, work, call, config, 1 + PART)
-            own_full_lo = items.unless_cut(own_full_lo, k0, HALF, Sk)
-            own_full_hi = items.unless_cut(own_full_hi, k0, HALF, Sk)
-            begin, after = items.half_of_steps(first, stop, own_first, own_stop, back, config.BACKWARDS)
+            first, stop, met = _query_runs(tile, batch, kv_head, work, call, config)
+            own_first, own_stop, _own_met = _query_runs(tile, batch, kv_head, work, call, config)
+            begin, after = items.half_of_steps(first, stop, own_first, own_stop, back, False)
             for step in range(begin):
                 sm90.release_queries(turn + step, rings, config, PART)
             turn += begin
-            logit_scale = scale * 1.4426950408889634
-            k_safe = tl.minimum(k_idx, Sk - 1)
-            col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0
-                + tl.cast(k_safe, tl.int64) * ids_stride_1)
-            terms = (Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term)
+            head_term = scale * 1.4426950408889634
+            head_term_2 = Sk // 32 - 1 - 3
+            y_k = k_idx // 32
+            x_k = k_idx % 32
+            terms = (Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k)
             held = (batch, head, kv_head, k0, k_idx)
             for step in range(begin, after):
-                at = items.tile_of_step(step, first, stop, back, config.BACKWARDS)
-                dk, dv = _differentiate_tile(dk, dv, turn, at, (at < own_full_lo) | (own_full_hi <= at), rings, held,
-                    terms, call, config, PART)
+                at = items.tile_of_step(step, first, stop, back, False)
+                entry = gl.load(met + at)
+                dk, dv = _differentiate_tile(dk, dv, turn, (entry >> 1), entry % 2 == 0, rings, held, terms, call,
+                    config, PART)
                 turn += 1
             for step in range(after, stop - first):
                 sm90.release_queries(turn + step - after, rings, config, PART)
@@ -1229,8 +1434,8 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
 
 @triton.jit(do_not_specialize=["n_parts", "span", *UNSPECIALIZED])
 def _collect_kernel(
-    dq_parts_ptr, added_ptr, dq_ptr, parts_ptr, dk_ptr, dv_ptr, n_parts, span, scale, B, Hq, Hkv, Sq, Sk, ids_ptr,
-    ids_stride_0, ids_stride_1, dq_strides, dk_strides, dv_strides,
+    dq_parts_ptr, added_ptr, dq_ptr, parts_ptr, dk_ptr, dv_ptr, n_parts, span, scale, Hq, Hkv, Sq, Sk, bias_ptr,
+    bias_stride_0, bias_stride_1, bias_stride_2, dq_strides, dk_strides, dv_strides,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
     BK: tl.constexpr, SHARED: tl.constexpr, ALIGN: tl.constexpr,
 ):
@@ -1264,12 +1469,13 @@ def _collect_kernel(
         rows.store(dv_rows, dv, k0, Dv)
 
 
-@gluon.jit(do_not_specialize=['n_work', 'together', 'span', 'B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
+@gluon.jit(do_not_specialize=['n_work', 'together', 'span', 'Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
 def _hopper_backward_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, terms_desc, dq_parts_ptr, parts_ptr, added_ptr, queue_ptr,
-    n_work, together, span, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    EARLY: gl.constexpr, BACKWARDS: gl.constexpr, SHARED: gl.constexpr, SPARE: gl.constexpr,
+    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, dq_parts_ptr, parts_ptr, added_ptr,
+    queue_ptr, n_work, together, span, walks_ptr, met_ptr, map_ptr, tiles_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr,
+    bias_stride_0, bias_stride_1, bias_stride_2,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, SHARED: gl.constexpr, SPARE: gl.constexpr,
 ):
     """dK and dV of one tile of keys, and its part of dQ, which is added after those of the previous tiles in the order.
 
@@ -1283,15 +1489,16 @@ def _hopper_backward_kernel(
     READ: gl.constexpr = DS_STORED + DS_PLACES
     FREE: gl.constexpr = READ + 1
     gl.static_assert(FREE + STAGES <= 16)
-    DK_OVER_DS: gl.constexpr = BLOCK_D == 128  # with terms, shared memory has no room for dK
+    DK_OVER_DS: gl.constexpr = False  # with terms, shared memory has no room for dK
     gl.static_assert(BK == 128)
     HALF: gl.constexpr = BK // 2
     dtype: gl.constexpr = q_desc.dtype
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, BQ], dtype)
-    work = _BackwardWork(terms_desc, dq_parts_ptr, parts_ptr, added_ptr, queue_ptr, n_work, together, span, walks_ptr,
-        met_ptr)
-    call = _BackwardCall(scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1)
-    config: gl.constexpr = _BackwardConfig(BLOCK_D, BLOCK_DV, BQ, BK, EARLY, BACKWARDS, SHARED, DK_OVER_DS)
+    work = _BackwardWork(lse_ptr, delta_ptr, dq_parts_ptr, parts_ptr, added_ptr, queue_ptr, n_work, together, span,
+        walks_ptr,
+        met_ptr, map_ptr, tiles_ptr)
+    call = _BackwardCall(scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
+    config: gl.constexpr = _BackwardConfig(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, EARLY, SHARED, DK_OVER_DS)
     k_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_DV], v_desc.layout)
     q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_D], q_desc.layout)
@@ -1302,14 +1509,16 @@ def _hopper_backward_kernel(
         dk_tiles = REINTERPRET(ds_tiles, dtype, [2, 1, 1, HALF, BLOCK_D], dk_desc.layout)
     else:
         dk_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], dk_desc.layout)
-    row_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, 1, BQ, 16], terms_desc.layout)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], plain)
+    row_tiles = (lse_tiles, gl.allocate_shared_memory(gl.float32, [STAGES, BQ], plain))
     note = gl.allocate_shared_memory(gl.int32, [1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     # Two warpgroups read queries and dO, which lie at the same place and are freed together, and three the keys; the
     # values make room for dV.
     QUERIES_SHARED: gl.constexpr = sm90.WARP + 2 * sm90.WARPGROUP
     held_keys = sm90.Held(k_tiles, sm90.initialized(1, 1).index(0), sm90.initialized(1, 3).index(0))
     held_values = sm90.Held(v_tiles, sm90.initialized(1, 1).index(0), sm90.initialized(1, 2).index(0))
-    q_ring = sm90.ring(q_tiles, FREE, STAGES, QUERIES_SHARED, 1)
+    q_ring = sm90.ring(q_tiles, FREE, STAGES, QUERIES_SHARED, 2)
     d_out_ring = sm90.ring(d_out_tiles, FREE, STAGES, QUERIES_SHARED, 1)
     notes = sm90.ring(note, READ, 1, 3 * (sm90.WARP + sm90.WARPGROUP), 1)
     adding = sm90.Adding(sm90.initialized(2, 1), sm90.initialized(2, 1), sm90.initialized(2, 1))
@@ -1334,82 +1543,18 @@ def _hopper_backward_kernel(
 
 
 _DkdvRings = namedtuple("_DkdvRings", "k v q d_out pairs lse_tiles delta_tiles")
-_DkdvWork = namedtuple("_DkdvWork", "lse_ptr delta_ptr n_work together walks_ptr")
-_DkdvConfig = namedtuple("_DkdvConfig", "BLOCK_D BLOCK_DV BQ BK")
+_DkdvWork = namedtuple("_DkdvWork", "lse_ptr delta_ptr n_work together walks_ptr tiles_ptr")
+_DkdvConfig = namedtuple("_DkdvConfig", "D Dv BLOCK_D BLOCK_DV BQ BK")
 
 
 @gluon.jit
-def _queries_met(k0, batch, head, work, call, config: gl.constexpr):
-    """The tiles of queries that BK keys from k0 on meet (`_query_tiles`), up to the last tile."""
-    _scale, _B, Hq, _Hkv, Sq, Sk, _ids_ptr, _ids_stride_0, _ids_stride_1 = call
-    BQ: gl.constexpr = config.BQ
-    BK: gl.constexpr = config.BK
-    stop = items.end_of_tiles(Sq, BQ, k0, Sk, False)
-    n_tiles = (Sk + BK - 1) // BK
-    tile = k0 // BK
-    place = items.list_of(batch, head, Hq, True, False)
-    walk = work.walks_ptr + items.entry_of(place, tile, n_tiles, 0, 1) * 4
-    full_lo = gl.load(walk + 0)
-    full_hi = gl.load(walk + 1)
-    any_lo = gl.load(walk + 2)
-    any_hi = gl.load(walk + 3)
-    return (items.limited(full_lo, stop), items.limited(full_hi, stop), items.limited(any_lo, stop),
-        items.limited(any_hi, stop))
-
-
-@triton.jit
-def _list_queries_met(item, walks_ptr, call, BQ: tl.constexpr, BK: tl.constexpr):
-    """Stores which tiles of queries a tile of keys meets, and which of them need no mask."""
-    (query_test0_least_ptr, query_test0_most_ptr, _scale, _B, Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0,
-        ids_stride_1) = call
-    n_tiles = tl.cdiv(Sk, BK)
-    place, tile, _part = items.part_of_entry(item, n_tiles, 1)
-    batch, _head = items.reader_of(place, Hq, True, False)
-    k0 = tile * BK
-    k1 = tl.minimum(k0 + BK, Sk) - 1
-    k_idx = (k0 + tl.arange(0, BK))[:, None]
-    k_safe = tl.minimum(k_idx, Sk - 1)
-    col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
-    test0_least = tl.min(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), 9223372036854775807))
-    test0_most = tl.max(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), -9223372036854775807))
-    test0_tile = batch * tl.cdiv(Sq, BQ)
-    test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = rows.matching_tiles(query_test0_least_ptr + test0_tile,
-        query_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sq, BQ), BQ, 0)
-    full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq,
-        Sk, BQ)
-    walk = walks_ptr + item * 4
-    tl.store(walk + 0, full_lo)
-    tl.store(walk + 1, full_hi)
-    tl.store(walk + 2, any_lo)
-    tl.store(walk + 3, any_hi)
-
-
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
-def _list_queries_met_kernel(
-    walks_ptr, counts_ptr, query_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    BQ: tl.constexpr, BK: tl.constexpr,
-):
-    """Calls `_list_queries_met` for each item, after the extremes in each tile of queries are found.
-
-    Programs take tickets as they begin. The first ones find extremes. The others wait for these, which have begun and
-    wait for none, so there is no deadlock.
-    """
-    n_tiles = tl.cdiv(Sq, BQ)
-    n_found = n_tiles * B
-    query_test0_most_ptr = query_test0_ptr + n_tiles * B
-    number = tl.atomic_add(counts_ptr + 1, 1, sem="relaxed")
-    if number < n_found:
-        _query_test0(
-            (number % n_tiles, number // n_tiles, 0, n_tiles, 1), (query_test0_ptr, query_test0_most_ptr),
-            (scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1), BQ,
-        )
-        tl.debug_barrier()
-        tl.atomic_add(counts_ptr + 2, 1, sem="release")
-    else:
-        while tl.atomic_add(counts_ptr + 2, 0, sem="acquire") < n_found:
-            pass
-        call = (query_test0_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1)
-        _list_queries_met(number - n_found, walks_ptr, call, BQ, BK)
+def _queries_met(k0, batch, kv_head, work, call, config: gl.constexpr):
+    """How many tiles of queries BK keys from k0 on meet, and where `_list_queries_kernel` stored them."""
+    n_tiles = (call.Sk + config.BK - 1) // config.BK
+    place = items.list_of(batch, kv_head, call.Hkv, False, False)
+    row = items.entry_of(place, k0 // config.BK, n_tiles, 0, 1)
+    tiles = work.tiles_ptr + tl.cast(row, gl.int64) * ((call.Sq + config.BQ - 1) // config.BQ)
+    return gl.load(work.walks_ptr + row), tiles
 
 
 @gluon.jit
@@ -1432,11 +1577,12 @@ def _load_query_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, con
     for member in range(group):
         head = items.query_head(kv_head, member, group)
         row = (batch * tl.cast(call.Hq, gl.int64) + head) * call.Sq
-        _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, batch, head, work, call, config)
-        n_steps = tl.maximum(any_hi - any_lo, 1)
+        any_hi, met = _queries_met(k0, batch, kv_head, work, call, config)
+        n_steps = tl.maximum(any_hi, 1)
         for step in range(n_steps):
-            at = any_lo + step
-            q0 = at * BQ
+            at = step
+            entry = gl.load(met + at)
+            q0 = (entry >> 1) * BQ
             queries = q0 + gl.arange(0, BQ, layout=gl.BlockedLayout([1], [32], [1], [0]))
             row_lse = gl.load(work.lse_ptr + row + queries, mask=queries < call.Sq, other=float("inf"))
             delta = gl.load(work.delta_ptr + row + queries, mask=queries < call.Sq, other=0.0)
@@ -1458,7 +1604,7 @@ def _weigh_query_tiles(dv_desc, rings, work, call, config: gl.constexpr):
     """The consumer warpgroup for the weights and dV. It hands the other one what dS needs of the weights, whose
     products run while this one computes weights.
     """
-    scale, _B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = call
+    scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     dtype: gl.constexpr = dv_desc.dtype
@@ -1475,21 +1621,23 @@ def _weigh_query_tiles(dv_desc, rings, work, call, config: gl.constexpr):
     group = Hq // Hkv
     for member in range(group):
         head = items.query_head(kv_head, member, group)
-        full_lo, full_hi, any_lo, any_hi = _queries_met(k0, batch, head, work, call, config)
-        logit_scale = scale * 1.4426950408889634
-        k_safe = tl.minimum(k_idx, Sk - 1)
-        col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
-        terms = (Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term)
-        n_steps = tl.maximum(any_hi - any_lo, 1)
+        any_hi, met = _queries_met(k0, batch, kv_head, work, call, config)
+        head_term = scale * 1.4426950408889634
+        head_term_2 = Sk // 32 - 1 - 3
+        y_k = k_idx // 32
+        x_k = k_idx % 32
+        terms = (Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k)
+        n_steps = tl.maximum(any_hi, 1)
         place = sm90.await_tile(rings.q, turn)
         qk_token = sm90.start_product(rings.k.tiles, 0, rings.q.tiles.index(place), no_pairs, config.BLOCK_D)
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
         for step in range(n_steps):
-            at = any_lo + step
+            at = step
+            entry = gl.load(met + at)
             row_lse = rings.lse_tiles.index(place).load(gl.SliceLayout(0, pair_layout))[None, :]
-            weight = _weigh_again(qk, row_lse, terms, dtype)
-            if ((at < full_lo) | (full_hi <= at)):
-                kept = _kept_bits(qk, at * BQ, k0, batch, call, config, BK)
+            weight = _weigh_again(qk, row_lse, head, (entry >> 1) * BQ, terms, config, dtype)
+            if entry % 2 == 0:
+                kept = _kept_bits(qk, (entry >> 1) * BQ, k0, call, config, BK)
                 weight &= kept
             sm90.release(rings.q, turn + step)
             sm90.hand_over(weight, rings.pairs, turn + step)
@@ -1512,7 +1660,7 @@ def _weigh_query_tiles(dv_desc, rings, work, call, config: gl.constexpr):
 @gluon.jit
 def _differentiate_query_tiles(dk_desc, rings, work, call, config: gl.constexpr):
     """The consumer warpgroup for dP, dS and dK. It reads no score: it takes over the weights."""
-    scale, _B, Hq, Hkv, _Sq, Sk, _ids_ptr, _ids_stride_0, _ids_stride_1 = call
+    scale, Hq, Hkv, _Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     dtype: gl.constexpr = dk_desc.dtype
@@ -1527,10 +1675,9 @@ def _differentiate_query_tiles(dk_desc, rings, work, call, config: gl.constexpr)
     mbarrier.wait(rings.v.ready, 0)
     turn = 0
     group = Hq // Hkv
-    for member in range(group):
-        head = items.query_head(kv_head, member, group)
-        _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, batch, head, work, call, config)
-        n_steps = tl.maximum(any_hi - any_lo, 1)
+    for _member in range(group):
+        any_hi, _met = _queries_met(k0, batch, kv_head, work, call, config)
+        n_steps = tl.maximum(any_hi, 1)
         place = sm90.await_tile(rings.d_out, turn)
         dp_token = sm90.start_product(rings.v.tiles, 0, rings.d_out.tiles.index(place), no_pairs, config.BLOCK_DV)
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
@@ -1555,12 +1702,12 @@ def _differentiate_query_tiles(dk_desc, rings, work, call, config: gl.constexpr)
     sm90.store_result(dk_desc, dk * scale, rings.v.tiles.index(0), batch, kv_head, k0, BK, config.BLOCK_D)
 
 
-@gluon.jit(do_not_specialize=['n_work', 'together', 'B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
+@gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
 def _hopper_dkdv_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, n_work, together, walks_ptr, scale, B, Hq,
-    Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-    AHEAD: gl.constexpr, SPARE: gl.constexpr,
+    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, n_work, together, walks_ptr, tiles_ptr,
+    scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, SPARE: gl.constexpr,
 ):
     """dK and dV of one tile of keys: a consumer warpgroup for the weights and dV, one for dS and dK, since the
     registers of one do not hold both results, and a producer warp.
@@ -1591,9 +1738,9 @@ def _hopper_dkdv_kernel(
     rings = _DkdvRings(keys, values, q_ring, d_out_ring, handover, lse_tiles, delta_tiles)
     fence_async_shared()
     BARRIER()  # once here: else the compiler puts one into the loops
-    work = _DkdvWork(lse_ptr, delta_ptr, n_work, together, walks_ptr)
-    call = _BackwardCall(scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1)
-    config: gl.constexpr = _DkdvConfig(BLOCK_D, BLOCK_DV, BQ, BK)
+    work = _DkdvWork(lse_ptr, delta_ptr, n_work, together, walks_ptr, tiles_ptr)
+    call = _BackwardCall(scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
+    config: gl.constexpr = _DkdvConfig(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK)
     gl.warp_specialize(
         [
             (_weigh_query_tiles, (dv_desc, rings, work, call, config)),
@@ -1606,81 +1753,18 @@ def _hopper_dkdv_kernel(
 
 
 _DqRings = namedtuple("_DqRings", "q d_out k v")
-_DqWork = namedtuple("_DqWork", "lse_ptr delta_ptr n_work together walks_ptr")
-_DqConfig = namedtuple("_DqConfig", "BLOCK_D BLOCK_DV BQ BK")
+_DqWork = namedtuple("_DqWork", "lse_ptr delta_ptr n_work together walks_ptr tiles_ptr")
+_DqConfig = namedtuple("_DqConfig", "D Dv BLOCK_D BLOCK_DV BQ BK")
 
 
 @gluon.jit
-def _keys_met(q0, batch, head, work, call, config: gl.constexpr):
-    """The tiles of keys that BQ queries from q0 on meet (`_key_tiles`), up to the last tile."""
-    _scale, _B, Hq, _Hkv, Sq, Sk, _ids_ptr, _ids_stride_0, _ids_stride_1 = call
-    BQ: gl.constexpr = config.BQ
-    BK: gl.constexpr = config.BK
-    stop = items.end_of_tiles(Sk, BK, q0, Sq, False)
-    n_tiles = (Sq + BQ - 1) // BQ
-    tile = q0 // BQ
-    place = items.list_of(batch, head, Hq, True, False)
-    walk = work.walks_ptr + items.entry_of(place, tile, n_tiles, 0, 1) * 4
-    full_lo = gl.load(walk + 0)
-    full_hi = gl.load(walk + 1)
-    any_lo = gl.load(walk + 2)
-    any_hi = gl.load(walk + 3)
-    return (items.limited(full_lo, stop), items.limited(full_hi, stop), items.limited(any_lo, stop),
-        items.limited(any_hi, stop))
-
-
-@triton.jit
-def _list_keys_met(item, walks_ptr, call, BQ: tl.constexpr, BK: tl.constexpr):
-    """Stores which tiles of keys a tile of queries meets, and which of them need no mask."""
-    key_test0_least_ptr, key_test0_most_ptr, _scale, _B, Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = call
-    n_tiles = tl.cdiv(Sq, BQ)
-    place, tile, _part = items.part_of_entry(item, n_tiles, 1)
-    batch, _head = items.reader_of(place, Hq, True, False)
-    q0 = tile * BQ
-    q1 = tl.minimum(q0 + BQ, Sq) - 1
-    q_idx = (q0 + tl.arange(0, BQ))[:, None]
-    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
-        mask=(q_idx < Sk), other=0)
-    test0_least = tl.min(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), 9223372036854775807))
-    test0_most = tl.max(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), -9223372036854775807))
-    test0_tile = batch * tl.cdiv(Sk, BK)
-    test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = rows.matching_tiles(key_test0_least_ptr + test0_tile,
-        key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
-    full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq,
-        Sk, BK)
-    walk = walks_ptr + item * 4
-    tl.store(walk + 0, full_lo)
-    tl.store(walk + 1, full_hi)
-    tl.store(walk + 2, any_lo)
-    tl.store(walk + 3, any_hi)
-
-
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
-def _list_keys_met_kernel(
-    walks_ptr, counts_ptr, key_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    BQ: tl.constexpr, BK: tl.constexpr,
-):
-    """Calls `_list_keys_met` for each item, after the extremes in each tile of keys are found.
-
-    Programs take tickets as they begin. The first ones find extremes. The others wait for these, which have begun and
-    wait for none, so there is no deadlock.
-    """
-    n_tiles = tl.cdiv(Sk, BK)
-    n_found = n_tiles * B
-    key_test0_most_ptr = key_test0_ptr + n_tiles * B
-    number = tl.atomic_add(counts_ptr + 1, 1, sem="relaxed")
-    if number < n_found:
-        _key_test0(
-            (number % n_tiles, number // n_tiles, 0, n_tiles, 1), (key_test0_ptr, key_test0_most_ptr),
-            (scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1), BK,
-        )
-        tl.debug_barrier()
-        tl.atomic_add(counts_ptr + 2, 1, sem="release")
-    else:
-        while tl.atomic_add(counts_ptr + 2, 0, sem="acquire") < n_found:
-            pass
-        call = (key_test0_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1)
-        _list_keys_met(number - n_found, walks_ptr, call, BQ, BK)
+def _keys_met(q0, batch, kv_head, work, call, config: gl.constexpr):
+    """How many tiles of keys BQ queries from q0 on meet, and where `_list_keys_kernel` stored them."""
+    n_tiles = (call.Sq + config.BQ - 1) // config.BQ
+    place = items.list_of(batch, kv_head, call.Hkv, False, False)
+    row = items.entry_of(place, q0 // config.BQ, n_tiles, 0, 1)
+    tiles = work.tiles_ptr + tl.cast(row, gl.int64) * ((call.Sk + config.BK - 1) // config.BK)
+    return gl.load(work.walks_ptr + row), tiles
 
 
 @gluon.jit
@@ -1689,7 +1773,7 @@ def _load_key_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, confi
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     tile, batch, head = items.tile_of_program(gl.program_id(0), work.n_work, (call.Sq + BQ - 1) // BQ, call.Hq,
-        work.together, True)
+        work.together, False)
     kv_head = items.kv_head_of(head, call.Hq, call.Hkv)
     for part in gl.static_range(2):
         q0 = tile * BQ + part * (BQ // 2)
@@ -1697,28 +1781,34 @@ def _load_key_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, confi
         mbarrier.expect(ready, q_desc.block_type.nbytes + d_out_desc.block_type.nbytes)
         COPY_IN(q_desc, [batch, head, q0, 0], ready, rings.q.tiles.index(part))
         COPY_IN(d_out_desc, [batch, head, q0, 0], ready, rings.d_out.tiles.index(part))
-    _full_lo, _full_hi, any_lo, any_hi = _keys_met(tile * BQ, batch, head, work, call, config)
-    n_steps = tl.maximum(any_hi - any_lo, 1)
+    any_hi, met = _keys_met(tile * BQ, batch, kv_head, work, call, config)
+    n_steps = tl.maximum(any_hi, 1)
     for step in range(n_steps):
-        at = any_lo + step
-        sm90.fetch(k_desc, rings.k, sm90.acquire(rings.k, step), (batch, kv_head, at * BK, 0))
-        sm90.fetch(v_desc, rings.v, sm90.acquire(rings.v, step), (batch, kv_head, at * BK, 0))
+        at = step
+        entry = gl.load(met + at)
+        sm90.fetch(k_desc, rings.k, sm90.acquire(rings.k, step), (batch, kv_head, (entry >> 1) * BK, 0))
+        sm90.fetch(v_desc, rings.v, sm90.acquire(rings.v, step), (batch, kv_head, (entry >> 1) * BK, 0))
     sm90.await_released(rings.k, n_steps)
     sm90.await_released(rings.v, n_steps)
 
 
 @gluon.jit
-def _weigh_rows(qk, row_lse, batch, k0, masked, terms, config: gl.constexpr):
+def _weigh_rows(qk, row_lse, k0, masked, terms, config: gl.constexpr):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1; if the score is not linear, also times its derivative.
     """
-    Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2 = terms
+    Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2 = terms
     BK: gl.constexpr = config.BK
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
-    p = tl.exp2(qk * logit_scale - row_lse)
+    y_k = k_idx // 32
+    term = y_k - y_q + 6
+    x_k = k_idx % 32
+    term_2 = x_k - x_q + 6
+    p = tl.exp2(qk * head_term
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + term * bias_stride_1
+        + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
+        tl.float32) * 1.4426950408889634 - row_lse)
     if masked:
-        k_safe = tl.minimum(k_idx, Sk - 1)
-        col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
-        allowed = (k_idx <= row_term) & (row_term_2 == col_term)
+        allowed = (k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3)
         p = tl.where(allowed, p, 0.0)
     return p
 
@@ -1726,7 +1816,7 @@ def _weigh_rows(qk, row_lse, batch, k0, masked, terms, config: gl.constexpr):
 @gluon.jit
 def _differentiate_key_tiles(dq_desc, rings, work, call, config: gl.constexpr, PART: gl.constexpr):
     """A consumer warpgroup: 64 queries, one product after the other. The other consumer fills the gaps."""
-    scale, _B, Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = call
+    scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     dtype: gl.constexpr = dq_desc.dtype
@@ -1736,27 +1826,31 @@ def _differentiate_key_tiles(dq_desc, rings, work, call, config: gl.constexpr, P
     no_pairs = gl.zeros([64, BK], gl.float32, layout=pair_layout)
     dq = gl.zeros([64, config.BLOCK_D], gl.float32, layout=dq_layout)
     tile, batch, head = items.tile_of_program(gl.program_id(0), work.n_work, (Sq + BQ - 1) // BQ, Hq, work.together,
-        True)
-    full_lo, full_hi, any_lo, any_hi = _keys_met(tile * BQ, batch, head, work, call, config)
-    n_steps = tl.maximum(any_hi - any_lo, 1)
+        False)
+    kv_head = items.kv_head_of(head, Hq, Hkv)
+    any_hi, met = _keys_met(tile * BQ, batch, kv_head, work, call, config)
+    n_steps = tl.maximum(any_hi, 1)
     q0 = tile * BQ + PART * 64
     queries = q0 + gl.arange(0, 64, layout=rows_layout)
     q_idx = queries[:, None]
     row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
     row_lse = gl.load(work.lse_ptr + row + queries, mask=queries < Sq, other=float("inf"))[:, None]
     delta = gl.load(work.delta_ptr + row + queries, mask=queries < Sq, other=0.0)[:, None]
-    logit_scale = scale * 1.4426950408889634
-    row_term = q_idx + Sk - Sq
-    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
-        mask=(q_idx < Sk), other=0)
-    terms = (Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2)
+    head_term = scale * 1.4426950408889634
+    head_term_2 = Sk // 32 - 1 - 3
+    y_q = q_idx // 32
+    x_q = q_idx % 32
+    centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
+    centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
+    terms = (Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2)
     mbarrier.wait(rings.q.ready.index(PART), 0)
     for step in range(n_steps):
         k_place = sm90.await_tile(rings.k, step)
         qk_token = sm90.start_product(rings.q.tiles, PART, rings.k.tiles.index(k_place), no_pairs, config.BLOCK_D)
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
-        at = any_lo + step
-        p = _weigh_rows(qk, row_lse, batch, at * BK, (at < full_lo) | (full_hi <= at), terms, config)
+        at = step
+        entry = gl.load(met + at)
+        p = _weigh_rows(qk, row_lse, (entry >> 1) * BK, entry % 2 == 0, terms, config)
         v_place = sm90.await_tile(rings.v, step)
         v_tile = rings.v.tiles.index(v_place
             + sm90.opaque(gl.to_tensor(0)))  # where there is one place its address stays, too
@@ -1770,12 +1864,12 @@ def _differentiate_key_tiles(dq_desc, rings, work, call, config: gl.constexpr, P
     sm90.store_result(dq_desc, dq * scale, rings.q.tiles.index(PART), batch, head, q0, 64, config.BLOCK_D)
 
 
-@gluon.jit(do_not_specialize=['n_work', 'together', 'B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
+@gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
 def _hopper_dq_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, dq_desc, lse_ptr, delta_ptr, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq,
-    Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr,
-    V_STAGES: gl.constexpr, SPARE: gl.constexpr,
+    q_desc, k_desc, v_desc, d_out_desc, dq_desc, lse_ptr, delta_ptr, n_work, together, walks_ptr, tiles_ptr, scale, Hq,
+    Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, SPARE: gl.constexpr,
 ):
     """dQ of 128 queries, and their part of the gradients of params, if these learn: two consumer warpgroups, and a
     producer warp.
@@ -1796,9 +1890,9 @@ def _hopper_dq_kernel(
     rings = _DqRings(sm90.Held(q_tiles, q_ready, None), sm90.Held(d_out_tiles, q_ready, None), k_ring, v_ring)
     fence_async_shared()
     BARRIER()  # once here: else the compiler puts one into the loops
-    work = _DqWork(lse_ptr, delta_ptr, n_work, together, walks_ptr)
-    call = _BackwardCall(scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1)
-    config: gl.constexpr = _DqConfig(BLOCK_D, BLOCK_DV, BQ, BK)
+    work = _DqWork(lse_ptr, delta_ptr, n_work, together, walks_ptr, tiles_ptr)
+    call = _BackwardCall(scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
+    config: gl.constexpr = _DqConfig(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK)
     gl.warp_specialize(
         [
             (_differentiate_key_tiles, (dq_desc, rings, work, call, config, 0)),
@@ -1817,24 +1911,26 @@ def _hopper_dq_kernel(
 # fit the chip's shared memory.
 TILES = """
     chips                    | bytes | head dims        | forward    | dK, dV    | dQ
-    sm_80 sm_86              | 2     | 16 32            | 128 64 4 3 | 64 64 4 1 | 128 64 8 2
-    sm_80 sm_86              | 2     | 64               | 128 64 8 3 | 32 64 8 2 | 128 64 8 3
+    sm_80                    | 2     | 16 32            | 128 64 4 3 | 64 64 4 1 | 128 64 8 2
+    sm_80                    | 2     | 64               | 128 64 8 2 | 32 64 8 2 | 64 32 8 2
     sm_80                    | 2     | 128              | 128 32 8 3 | 64 64 8 1 | 128 32 8 2
     sm_80                    | 2     | 256              | 64 64 8 2  | 32 32 8 1 | 64 32 8 2
     sm_80 sm_86 sm_90 sm_100 | 4     | 16 32 64         | 32 32 4 1  | 32 32 4 1 | 32 32 4 1
     gfx942                   | 4     | 16 32 64 128     | 32 32 4 1  | 32 32 4 1 | 32 32 4 1
     sm_80 sm_86 sm_90 sm_100 | 4     | 128              | 32 32 8 1  | 32 32 8 1 | 32 32 8 1
     sm_80 sm_90 sm_100       | 4     | 256              | 32 16 8 1  | 16 32 8 1 | 32 16 8 1
-    sm_86                    | 2     | 128              | 128 32 8 3 | 32 64 8 1 | 128 32 8 2
+    sm_86                    | 2     | 16               | 128 64 4 2 | 64 64 4 1 | 128 64 8 2
+    sm_86                    | 2     | 32               | 128 64 4 1 | 64 64 4 1 | 128 64 8 1
+    sm_86                    | 2     | 64               | 128 64 8 1 | 32 64 8 2 | 64 32 8 2
+    sm_86                    | 2     | 128              | 128 32 8 2 | 32 64 8 1 | 64 32 8 1
     sm_86                    | 2     | 256              | 64 32 8 1  | 32 32 8 1 | 32 32 8 1
     sm_86                    | 4     | 256              | 32 16 8 1  | 16 16 8 1 | 16 16 8 1
     sm_90                    | 2     | 16 32            | 128 64 4 3 | 64 64 4 2 | 128 64 4 3
-    sm_90                    | 2     | 64               | 64 128 4 2 | 64 64 4 2 | 128 64 8 3
-    sm_90                    | 2     | 128              | 64 64 4 1  | 64 64 4 2 | 64 64 4 2
-    sm_90                    | 2     | 256              | 128 64 8 2 | 64 64 8 2 | 64 64 4 2
+    sm_90                    | 2     | 64               | 128 64 8 2 | 32 64 4 1 | 64 64 8 2
+    sm_90                    | 2     | 128              | 128 64 8 2 | 16 64 4 1 | 64 64 8 2
+    sm_90                    | 2     | 256              | 128 64 8 1 | 64 64 8 1 | 64 64 4 1
     sm_100                   | 2     | 16 32            | 128 64 8 3 | 64 64 4 1 | 128 64 8 2
-    sm_100                   | 2     | 64               | 128 64 8 3 | 64 64 8 1 | 64 64 8 2
-    sm_100                   | 2     | 128              | 128 64 4 2 | 64 64 8 1 | 64 64 8 2
+    sm_100                   | 2     | 64 128           | 128 64 8 2 | 64 64 8 1 | 64 64 8 2
     sm_100                   | 2     | 256              | 128 64 8 1 | 64 64 8 1 | 64 64 8 1
     gfx942                   | 2     | 16 32            | 128 64 4 2 | 64 64 4 1 | 128 64 4 2
     gfx942                   | 2     | 64               | 128 64 4 2 | 64 64 4 1 | 64 64 4 2
@@ -1846,7 +1942,7 @@ TILES = """
 """
 
 # Register limits by (head dim, queries, keys, warps, stages of the forward tile): so one more program fits.
-REGISTERS: dict[tuple[int, ...], int] = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 168}
+REGISTERS: dict[tuple[int, ...], int] = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
 
 # The forward kernel for compute capability 9.0, by head dims of (q and k, v), rounded up. PIPELINED: a warpgroup
 # overlaps its own products; ORDERED: warpgroups start products one after the other; REGISTERS of a consumer's thread,
@@ -1855,22 +1951,23 @@ REGISTERS: dict[tuple[int, ...], int] = {(128, 64, 128, 4, 1): 168, (128, 64, 64
 # have shared memory of their own.
 HOPPER = """
     head dims | BQ  BK STAGES PIPELINED ORDERED REGISTERS SPARE together ahead SCHEDULE OUT_APART
-    64 64     | 192 64 2      no        yes     160       32    8        512   queue    yes
-    64 128    | 128 64 4      yes       no      240       24    8        512   queue    yes
-    128 64    | 128 64 4      yes       no      240       24    8        512   queue    yes
-    128 128   | 128 64 4      yes       no      240       24    8        512   queue    yes
-    256 128   | 128 64 2      yes       no      240       24    8        512   once     no
-    256 256   | 128 64 2      yes       no      240       24    8        512   once     no
-    192 128   | 128 64 2      yes       no      240       24    8        512   once     no
+    32 32     | 128 64 2      no        no      240       24    8        0     queue    yes
+    64 64     | 128 64 2      no        no      240       24    32       0     queue    yes
+    64 128    | 128 64 2      no        no      240       24    8        0     queue    yes
+    128 64    | 128 64 2      no        no      240       24    8        0     queue    yes
+    128 128   | 128 64 2      no        no      240       24    8        0     queue    yes
+    192 128   | 128 64 2      no        no      240       24    8        0     once     no
+    256 128   | 128 64 2      no        no      240       24    8        0     once     no
+    256 256   | 128 64 2      no        no      240       24    8        0     once     no
 """
 
 # The backward kernel, likewise. EARLY: weights do not wait for dO; BACKWARDS: with enough heads, tiles of keys are
 # taken from the last to the first.
 HOPPER_BACKWARD = """
-    head dims | BQ  BK  STAGES EARLY together ahead SPARE BACKWARDS
-    32 32     | 128 128 3      no    4        512   24    yes
-    64 64     | 128 128 3      no    4        512   24    yes
-    128 128   | 64  128 3      yes   2        256   24    yes
+    head dims | BQ BK  STAGES EARLY together ahead SPARE BACKWARDS
+    32 32     | 64 128 3      no    64       512   24    no
+    64 64     | 64 128 3      no    64       512   24    no
+    128 128   | 64 128 3      yes   64       256   24    no
 """
 
 # The backward kernels for larger head dims: dK and dV, then dQ. AHEAD: by how many tiles the warpgroup of the weights
@@ -1887,91 +1984,139 @@ HOPPER_APART = """
 # ---------------------------------------------------------------- launches
 
 
-def _check_params(a, q, k, v, ids, turned, whole):
+def _check_params(a, q, k, v, bias, turned, whole):
     """Raises one clear error if a param does not fit. Returns the params, if `whole` with sizes of 1 expanded."""
-    B, _Hq, Sq, _D = q.shape
-    _Hkv, Sk, _Dv = v.shape[1:]
-    if not isinstance(ids, Tensor):
-        a.refuse(f"ids must be a torch.Tensor, not {type(ids).__name__}")
-    if ids.dtype not in (torch.int32, torch.int64,):
-        a.refuse(f"ids must be int32 or int64, not {ids.dtype}")
-    if ids.device != q.device:
-        a.refuse(f"ids must be on q's device {q.device}, not {ids.device}")
-    if ids.dim() != 2:
-        a.refuse(f"ids must have 2 dimensions (B, Sk), not shape {tuple(ids.shape)}")
-    if tuple(ids.shape) != (B, Sk,):
-        ids = host.spread(a.refuse, "ids", ids, (B, Sk,), "B, Sk", range(2) if whole else (), turned)
-    if not (Sq and Sk):
-        ids = host.stand_in(ids)
-    return (ids,)
+    _B, Hq, _Sq, _D = q.shape
+    if not isinstance(bias, Tensor):
+        a.refuse(f"bias must be a torch.Tensor, not {type(bias).__name__}")
+    if bias.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
+        a.refuse(f"bias must be float32 or float16 or bfloat16 or float64, not {bias.dtype}")
+    if bias.device != q.device:
+        a.refuse(f"bias must be on q's device {q.device}, not {bias.device}")
+    if bias.dim() != 3:
+        a.refuse(f"bias must have 3 dimensions (Hq, 13, 13), not shape {tuple(bias.shape)}")
+    a.note_rounding("bias", bias)
+    if tuple(bias.shape) != (Hq, 13, 13,):
+        bias = host.spread(a.refuse, "bias", bias, (Hq, 13, 13,), "Hq, 13, 13", range(3) if whole else (), turned)
+    if bias.shape[1] * bias.stride(1) >= 2**31:
+        a.refuse(f"bias must span fewer than 2**31 elements along dimension 1")
+    if bias.shape[2] * bias.stride(2) >= 2**31:
+        a.refuse(f"bias must span fewer than 2**31 elements along dimension 2")
+    return (bias,)
 
 
-def _check_sizes(a, q, k, v, ids) -> None:
+def _check_sizes(a, q, k, v, bias) -> None:
     """Raises an error if sizes do not fit."""
     _B, _Hq, Sq, _D = q.shape
     _Hkv, Sk, _Dv = v.shape[1:]
     if not (Sq == Sk):
         a.refuse(f"the specification assumes Sq == Sk; here Sk = {Sk}, Sq = {Sq}")
+    if not (Sk % 32 == 0):
+        a.refuse(f"the specification assumes Sk % 32 == 0; here Sk = {Sk}")
+    if not (224 <= Sk):
+        a.refuse(f"the specification assumes 224 <= Sk; here Sk = {Sk}")
 
 
-def _forward_launches(known, q, k, v, out) -> tuple:
+def _param_gradients(known, values, pairs, needed, bias) -> tuple[Tensor, ...]:
+    """The gradients of float params, from what kernels summed: `pairs` are launches of those that sum over pairs."""
+    B, Hq, _Hkv, Sq, Sk, _D, _Dv = known.shape
+    q = values["q"]
+    total_bias = torch.zeros_like(bias, dtype=torch.float32) if needed[0] else bias.new_empty(0)
+    if needed[0]:
+        cells = torch.zeros(total_bias.shape, dtype=torch.int64, device=q.device)
+        unit = torch.ones((), dtype=torch.float32, device=q.device)
+        values.update(cells=cells, cell_strides=cells.expand(Hq, 13, 13).stride())
+        values["unit"] = unit
+        for launch in pairs["sum_bias measured"]:
+            launch(values)
+        # The unit is so small that rounding is lost in float32, and so large that the sum of all pairs fits 63 bits.
+        _, exponent = torch.frexp(values["largest"].amax().clamp(min=1e-30))
+        unit = torch.ldexp(torch.ones_like(unit), exponent - (62 - (B * Hq * Sq * Sk).bit_length()))
+        values["unit"] = unit
+        for launch in pairs["sum_bias"]:
+            launch(values)
+        total_bias += (cells.double() * unit).float()
+    return (total_bias,)
+
+
+def _forward_launches(known, q, k, v, out, precise) -> tuple:
     """The launches of the forward pass, for calls of one layout."""
     B, Hq, _Hkv, Sq, Sk, D, Dv = known.shape
     if (row := host.hopper_row(HOPPER, q, k, v, out)) is not None:
         BQ, BK = row.BQ, row.BK
         n_tiles = host.ceil(Sq, BQ)
         n_work = n_tiles * B * Hq
-        n_lists = n_tiles * (1 + BQ // 64) * B
         return (host.add_queue,
-            host.Launch(_list_key_runs_kernel, n_lists + host.ceil(Sk, BK) * B,
-                dict(D=D, Dv=Dv, BQ=BQ, BK=BK, ROWS=host.padded(BQ), FAST=True, num_warps=1),
-                buffers=dict(lists=((n_lists, 4), torch.int32),
-                key_test0=((2, *(host.ceil(Sk, BK), B, 1)), torch.int64)), names=dict(counts="queue")),
+            host.Launch(_extremes_kernel, (host.ceil(Sk, BK) + host.ceil(Sq, BQ)),
+                dict(BQ=BQ, BK=BK, ROWS=host.padded(BQ), num_warps=4),
+                buffers=dict(q_ends=((host.ceil(Sq, BQ) * 4,), torch.int64),
+                k_ends=((host.ceil(Sk, BK) * 4,), torch.int64))),
+            host.Launch(_map_keys_kernel, host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),
+                dict(BQ=BQ, BK=BK, CUT=False, num_warps=4),
+                buffers=dict(map=((2 * host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),), torch.int32))),
+            host.Launch(_list_keys_kernel, host.ceil(Sq, BQ), dict(num_warps=1),
+                scalars=dict(n_held=host.ceil(Sq, BQ), n_walked=host.ceil(Sk, BK)),
+                buffers=dict(walks=((host.ceil(Sq, BQ),), torch.int32),
+                tiles=((host.ceil(Sq, BQ) * host.ceil(Sk, BK),), torch.int32))),
             host.HopperLaunch(_hopper_forward_kernel,
                 n_work if row.SCHEDULE == "once" else min(n_work, host.multiprocessors(q.device)),
                 dict(**{**known.wide, "BLOCK_D": max(64, host.hopper_columns(D, Dv)[0])}, BQ=BQ, BK=BK,
                 STAGES=row.STAGES, SCHEDULE=row.SCHEDULE, ORDERED=row.ORDERED, OUT_APART=row.OUT_APART,
-                PIPELINED=row.PIPELINED, REGISTERS=row.REGISTERS, SPARE=row.SPARE),
+                PIPELINED=row.PIPELINED, REGISTERS=row.REGISTERS, SPARE=row.SPARE, PRECISE=precise),
                 tiles=dict(q=64, out=64, k=BK, v=BK),
                 scalars=dict(n_work=n_work, together=max(row.together, row.ahead // n_tiles))),)
     tma = host.has_tma(q, k, v)
     BQ, BK, warps, stages = host.tiles(TILES, q, v)[0]
-    return (host.Launch(_key_test0_kernel, (host.ceil(Sk, BK), B, 1), dict(TILE=BK),
-        buffers=dict(key_test0_least=((host.ceil(Sk, BK), B, 1), torch.int64),
-        key_test0_most=((host.ceil(Sk, BK), B, 1), torch.int64))),
+    return (host.Launch(_extremes_kernel, (host.ceil(Sk, BK) + host.ceil(Sq, BQ)),
+        dict(BQ=BQ, BK=BK, ROWS=host.padded(BQ), num_warps=4),
+        buffers=dict(q_ends=((host.ceil(Sq, BQ) * 4,), torch.int64), k_ends=((host.ceil(Sk, BK) * 4,), torch.int64))),
+        host.Launch(_map_keys_kernel, host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),
+            dict(BQ=BQ, BK=BK, CUT=True, num_warps=4),
+            buffers=dict(map=((2 * host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),), torch.int32))),
+        host.Launch(_sort_tiles_kernel, host.ceil(Sq, BQ), dict(num_warps=1), scalars=dict(n_walked=host.ceil(Sk, BK)),
+            buffers=dict(walks=((2 * host.ceil(Sq, BQ),), torch.int32),
+            tiles=((host.ceil(Sq, BQ) * host.ceil(Sk, BK),), torch.int32))),
         host.Launch(_forward_kernel, host.ceil(Sq, BQ) * B * Hq,
-            dict(**known.constants, BQ=BQ, BK=BK, num_warps=warps, num_stages=stages,
+            dict(**known.constants, BQ=BQ, BK=BK, PRECISE=precise, num_warps=warps, num_stages=stages,
             **host.register_limit(REGISTERS, q, BQ, BK, warps, stages)), tiles=dict(q=BQ, k=BK, v=BK) if tma else {}),)
 
 
 def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked) -> tuple:
     """The launches of the backward pass, for calls of one layout. `asked`: what a call wants."""
     B, Hq, Hkv, Sq, Sk, D, Dv = known.shape
-    has_d_lse, _precise, _needed, usual = asked
+    has_d_lse, precise, needed, _usual = asked
     align = host.alignment(strides, known.constants["ALIGN"])
-    if usual and (row := host.hopper_row(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None:
+    if (row := host.hopper_row(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None:
         BQ, BK = row.BQ, row.BK
         n_tiles, n_parts = host.ceil(Sk, BK), host.ceil(Sq, BQ) * B * Hq
         heads, group = B * Hkv, Hq // Hkv
-        wanted = 16
+        wanted = max(1, min(64, 128 // n_tiles))
         span = host.equal_share(group, heads, wanted)
         shares = (group + span - 1) // span
-        together, backwards = (wanted, False) if span > 1 else (max(row.together, row.ahead // n_tiles), row.BACKWARDS)
+        together, backwards = max(row.together, row.ahead // n_tiles), row.BACKWARDS
         n_work, n_cells = n_tiles * heads * shares, (n_parts + 3) // 4 * 4
         blocks = {name: known.wide[name] for name in ("BLOCK_D", "BLOCK_DV")}
         parts = {"parts": ((n_work * BK * sum(blocks.values()),), torch.float32)} if shares > 1 else {}
-        n_lists = 3 * n_tiles * B
         return (host.Launch(_rows_kernel, host.ceil(Sq, 32) * B * Hq,
-            dict(Dv=Dv, ROWS=32, ALIGN=align, HAS_D_LSE=has_d_lse), scalars=dict(lse=None, delta=None),
-            buffers=dict(terms=((B, Hq, Sq, 16), torch.bfloat16)), names=dict(lse="natural_lse", scaled_lse="lse"),
+            dict(Dv=Dv, ROWS=32, ALIGN=align, HAS_D_LSE=has_d_lse, PRECISE=precise),
+            buffers=dict(lse=((B, Hq, Sq), torch.float32), delta=((B, Hq, Sq), torch.float32)),
+            names=dict(lse="natural_lse", scaled_lse="lse"),
             counters=dict(queue=n_cells, added=n_cells, met=2 * n_cells)),
-            host.Launch(_list_walks_kernel, n_lists + host.ceil(Sq, BQ) * B, dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True),
-                buffers=dict(walks=((n_lists, 4), torch.int32),
-                query_test0=((2, *(host.ceil(Sq, BQ), B, 1)), torch.int64)), names=dict(counts="queue")),
+            host.Launch(_extremes_kernel, (host.ceil(Sk, BK) + host.ceil(Sq, BQ)),
+                dict(BQ=BQ, BK=BK, ROWS=host.padded(BQ), num_warps=4),
+                buffers=dict(q_ends=((host.ceil(Sq, BQ) * 4,), torch.int64),
+                k_ends=((host.ceil(Sk, BK) * 4,), torch.int64))),
+            host.Launch(_map_queries_kernel, host.ceil(Sk, BK) * ((host.ceil(Sq, BQ) + 31) // 32),
+                dict(BQ=BQ, BK=BK, CUT=False, num_warps=4),
+                buffers=dict(map=((2 * host.ceil(Sk, BK) * ((host.ceil(Sq, BQ) + 31) // 32),), torch.int32))),
+            host.Launch(_list_queries_kernel, host.ceil(Sk, BK), dict(num_warps=1),
+                scalars=dict(n_held=host.ceil(Sk, BK), n_walked=host.ceil(Sq, BQ)),
+                buffers=dict(walks=((host.ceil(Sk, BK),), torch.int32),
+                tiles=((host.ceil(Sk, BK) * host.ceil(Sq, BQ),), torch.int32))),
             host.HopperLaunch(_hopper_backward_kernel, min(n_work, host.multiprocessors(q.device)),
                 dict(**known.wide, BQ=BQ, BK=BK, STAGES=row.STAGES, EARLY=row.EARLY, SPARE=row.SPARE,
                 BACKWARDS=backwards, SHARED=shares > 1),
-                tiles=dict(q=BQ, d_out=BQ, terms=BQ, k=BK // 2, v=BK // 2, dk=BK // 2, dv=BK // 2),
+                tiles=dict(q=BQ, d_out=BQ, k=BK // 2, v=BK // 2, dk=BK // 2, dv=BK // 2),
                 scalars=dict(n_work=n_work, together=together, span=span if shares > 1 else None, parts=None),
                 buffers=dict(dq_parts=((n_parts * BQ * blocks["BLOCK_D"],), torch.float32), **parts)),
             host.Launch(_collect_kernel, n_parts + (2 * n_tiles * heads if shares > 1 else 0),
@@ -1980,67 +2125,121 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked) -> tup
     tma = host.has_tma(q, k, v, d_out)
     apart = host.hopper_row(HOPPER_APART, q, k, v, d_out, dq, dk, dv)
     BQ, BK, warps, stages = host.tiles(TILES, q, v)[1]
-    by_keys = (host.Launch(_query_test0_kernel, (host.ceil(Sq, BQ), B, 1), dict(TILE=BQ),
-        buffers=dict(query_test0_least=((host.ceil(Sq, BQ), B, 1), torch.int64),
-        query_test0_most=((host.ceil(Sq, BQ), B, 1), torch.int64))),
+    by_keys = (host.Launch(_extremes_kernel, (host.ceil(Sk, BK) + host.ceil(Sq, BQ)),
+        dict(BQ=BQ, BK=BK, ROWS=host.padded(BQ), num_warps=4),
+        buffers=dict(q_ends=((host.ceil(Sq, BQ) * 4,), torch.int64), k_ends=((host.ceil(Sk, BK) * 4,), torch.int64))),
+        host.Launch(_map_queries_kernel, host.ceil(Sk, BK) * ((host.ceil(Sq, BQ) + 31) // 32),
+            dict(BQ=BQ, BK=BK, CUT=True, num_warps=4),
+            buffers=dict(map=((2 * host.ceil(Sk, BK) * ((host.ceil(Sq, BQ) + 31) // 32),), torch.int32))),
+        host.Launch(_sort_tiles_kernel, host.ceil(Sk, BK), dict(num_warps=1), scalars=dict(n_walked=host.ceil(Sq, BQ)),
+            buffers=dict(walks=((2 * host.ceil(Sk, BK),), torch.int32),
+            tiles=((host.ceil(Sk, BK) * host.ceil(Sq, BQ),), torch.int32))),
         host.Launch(_dkdv_kernel, host.ceil(Sk, BK) * B * Hkv,
-            dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, num_warps=warps, num_stages=stages),
-            tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
+            dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, GRAD_BIAS=needed[0], num_warps=warps,
+            num_stages=stages), tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
     if apart is not None:
         row = apart[0]
         BQ, BK = row.BQ, row.BK
         n_work = host.ceil(Sk, BK) * B * Hkv
-        n_lists = host.ceil(Sk, BK) * B
-        by_keys = (host.Launch(_list_queries_met_kernel, n_lists + host.ceil(Sq, BQ) * B,
-            dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True),
-            buffers=dict(walks=((n_lists, 4), torch.int32), query_test0=((2, *(host.ceil(Sq, BQ), B, 1)), torch.int64)),
-            names=dict(counts="query_counts")),
+        by_keys = (host.Launch(_extremes_kernel, (host.ceil(Sk, BK) + host.ceil(Sq, BQ)),
+            dict(BQ=BQ, BK=BK, ROWS=host.padded(BQ), num_warps=4),
+            buffers=dict(q_ends=((host.ceil(Sq, BQ) * 4,), torch.int64),
+            k_ends=((host.ceil(Sk, BK) * 4,), torch.int64))),
+            host.Launch(_map_queries_kernel, host.ceil(Sk, BK) * ((host.ceil(Sq, BQ) + 31) // 32),
+                dict(BQ=BQ, BK=BK, CUT=False, num_warps=4),
+                buffers=dict(map=((2 * host.ceil(Sk, BK) * ((host.ceil(Sq, BQ) + 31) // 32),), torch.int32))),
+            host.Launch(_list_queries_kernel, host.ceil(Sk, BK), dict(num_warps=1),
+                scalars=dict(n_held=host.ceil(Sk, BK), n_walked=host.ceil(Sq, BQ), met=None),
+                buffers=dict(walks=((host.ceil(Sk, BK),), torch.int32),
+                tiles=((host.ceil(Sk, BK) * host.ceil(Sq, BQ),), torch.int32))),
             host.HopperLaunch(_hopper_dkdv_kernel, n_work,
                 dict(**known.wide, BQ=BQ, BK=BK, STAGES=row.STAGES, AHEAD=row.AHEAD, SPARE=row.SPARE),
                 tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK, dk=BK, dv=BK),
                 scalars=dict(n_work=n_work, together=row.together)),)
     BQ, BK, warps, stages = host.tiles(TILES, q, v)[2]
-    by_rows = (host.Launch(_key_test0_kernel, (host.ceil(Sk, BK), B, 1), dict(TILE=BK),
-        buffers=dict(key_test0_least=((host.ceil(Sk, BK), B, 1), torch.int64),
-        key_test0_most=((host.ceil(Sk, BK), B, 1), torch.int64))),
+    by_rows = (host.Launch(_extremes_kernel, (host.ceil(Sk, BK) + host.ceil(Sq, BQ)),
+        dict(BQ=BQ, BK=BK, ROWS=host.padded(BQ), num_warps=4),
+        buffers=dict(q_ends=((host.ceil(Sq, BQ) * 4,), torch.int64), k_ends=((host.ceil(Sk, BK) * 4,), torch.int64))),
+        host.Launch(_map_keys_kernel, host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),
+            dict(BQ=BQ, BK=BK, CUT=True, num_warps=4),
+            buffers=dict(map=((2 * host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),), torch.int32))),
+        host.Launch(_sort_tiles_kernel, host.ceil(Sq, BQ), dict(num_warps=1), scalars=dict(n_walked=host.ceil(Sk, BK)),
+            buffers=dict(walks=((2 * host.ceil(Sq, BQ),), torch.int32),
+            tiles=((host.ceil(Sq, BQ) * host.ceil(Sk, BK),), torch.int32))),
         host.Launch(_dq_kernel, host.ceil(Sq, BQ) * B * Hq,
-            dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, num_warps=warps, num_stages=stages),
-            tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
+            dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, GRAD_BIAS=needed[0], num_warps=warps,
+            num_stages=stages), tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
     if apart is not None:
         row = apart[1]
         BQ, BK = row.BQ, row.BK
         n_work = host.ceil(Sq, BQ) * B * Hq
-        n_lists = host.ceil(Sq, BQ) * B
-        by_rows = (host.Launch(_list_keys_met_kernel, n_lists + host.ceil(Sk, BK) * B,
-            dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True),
-            buffers=dict(walks=((n_lists, 4), torch.int32), key_test0=((2, *(host.ceil(Sk, BK), B, 1)), torch.int64)),
-            names=dict(counts="key_counts")),
+        by_rows = (host.Launch(_extremes_kernel, (host.ceil(Sk, BK) + host.ceil(Sq, BQ)),
+            dict(BQ=BQ, BK=BK, ROWS=host.padded(BQ), num_warps=4),
+            buffers=dict(q_ends=((host.ceil(Sq, BQ) * 4,), torch.int64),
+            k_ends=((host.ceil(Sk, BK) * 4,), torch.int64))),
+            host.Launch(_map_keys_kernel, host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),
+                dict(BQ=BQ, BK=BK, CUT=False, num_warps=4),
+                buffers=dict(map=((2 * host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),), torch.int32))),
+            host.Launch(_list_keys_kernel, host.ceil(Sq, BQ), dict(num_warps=1),
+                scalars=dict(n_held=host.ceil(Sq, BQ), n_walked=host.ceil(Sk, BK)),
+                buffers=dict(walks=((host.ceil(Sq, BQ),), torch.int32),
+                tiles=((host.ceil(Sq, BQ) * host.ceil(Sk, BK),), torch.int32))),
             host.HopperLaunch(_hopper_dq_kernel, n_work,
-                dict(**known.wide, BQ=BQ, BK=BK, K_STAGES=row.K_STAGES, V_STAGES=row.V_STAGES, SPARE=row.SPARE),
-                tiles=dict(q=BQ // 2, d_out=BQ // 2, dq=BQ // 2, k=BK, v=BK),
+                dict(**known.wide, BQ=BQ, BK=BK, K_STAGES=row.K_STAGES, V_STAGES=row.V_STAGES, SPARE=row.SPARE,
+                GRAD_BIAS=needed[0]), tiles=dict(q=BQ // 2, d_out=BQ // 2, dq=BQ // 2, k=BK, v=BK),
                 scalars=dict(n_work=n_work, together=row.together)),)
     return (host.Launch(_rows_kernel, host.ceil(Sq, 32) * B * Hq,
-        dict(Dv=Dv, ROWS=32, ALIGN=align, HAS_D_LSE=has_d_lse), scalars=dict(terms=None),
+        dict(Dv=Dv, ROWS=32, ALIGN=align, HAS_D_LSE=has_d_lse, PRECISE=precise),
         buffers=dict(lse=((B, Hq, Sq), torch.float32), delta=((B, Hq, Sq), torch.float32)),
-        names=dict(lse="natural_lse", scaled_lse="lse"),
-        counters=dict(query_counts=4, key_counts=4) if apart is not None else {}),
+        names=dict(lse="natural_lse", scaled_lse="lse")),
         *by_keys,
         *by_rows,)
+
+
+def _pair_launches(known, strides, q, k, v, d_out, bias) -> dict[str, tuple]:
+    """The launches of kernels that sum a param's gradient over pairs, for calls of one layout."""
+    B, Hq, _Hkv, Sq, Sk, _D, _Dv = known.shape
+    align = host.alignment(strides, known.constants["ALIGN"])
+    tma = host.has_tma(q, k, v, d_out)
+    pairs = {}
+    BQ, BK, warps, _ = host.tiles(TILES, q, v)[2]
+    pairs["sum_bias "
+        "measured"] = (host.Launch(_extremes_kernel, (host.ceil(Sk, BK) + host.ceil(Sq, BQ)),
+        dict(BQ=BQ, BK=BK, ROWS=host.padded(BQ), num_warps=4),
+        buffers=dict(q_ends=((host.ceil(Sq, BQ) * 4,), torch.int64), k_ends=((host.ceil(Sk, BK) * 4,), torch.int64))),
+        host.Launch(_map_keys_kernel, host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),
+            dict(BQ=BQ, BK=BK, CUT=True, num_warps=4),
+            buffers=dict(map=((2 * host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),), torch.int32))),
+        host.Launch(_sort_tiles_kernel, host.ceil(Sq, BQ), dict(num_warps=1), scalars=dict(n_walked=host.ceil(Sk, BK)),
+            buffers=dict(walks=((2 * host.ceil(Sq, BQ),), torch.int32),
+            tiles=((host.ceil(Sq, BQ) * host.ceil(Sk, BK),), torch.int32))),
+        host.Launch(_sum_bias_kernel, (host.ceil(Sq, BQ), B, Hq),
+            dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, MEASURE=True, num_warps=warps, num_stages=1),
+            tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {},
+            buffers=dict(largest=((host.ceil(Sq, BQ), B, Hq), torch.float32))),)
+    BQ, BK, warps, _ = host.tiles(TILES, q, v)[2]
+    pairs["sum_bias"] = (host.Launch(_sum_bias_kernel, (host.ceil(Sq, BQ), B, Hq),
+        dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, MEASURE=False, num_warps=warps, num_stages=1),
+        tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
+    return pairs
 
 
 # ---------------------------------------------------------------- registered
 
 
 _attention = host.Attention(
-    "documents",
-    "attngen::documents_aeabe773bdb9",
+    "natten_2d",
+    "attngen::natten_2d_ee806295595b",
     api=2,
     forward=_forward_launches,
     backward=_backward_launches,
     params=(
-        host.Param("ids", kind="int", strides=("ids_stride_0", "ids_stride_1"), shape=lambda s: (s.B, s.Sk,),
-            rows=("B", "Sk"), dims="B, Sk"),
+        host.Param("bias", strides=("bias_stride_0", "bias_stride_1", "bias_stride_2"), shape=lambda s: (s.Hq, 13, 13,),
+            learns=True),
     ),
     check_params=_check_params,
     check_sizes=_check_sizes,
+    gradients=_param_gradients,
+    pairs=_pair_launches,
+    saves=("rest",),
 )

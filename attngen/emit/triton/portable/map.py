@@ -1,4 +1,4 @@
-"""The map of tiles that hold allowed pairs, as text: what `templates/triton/hopper/map.py.j2` reads.
+"""The map of tiles that hold allowed pairs, as text: what `triton/portable/map.py.j2` reads, and its launches.
 
 Takes the plan's `TileTest` and the module's frame, returns a `MapView`.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attngen.emit.triton.code.kernel_code import KernelCode, KernelWriter
-from attngen.emit.triton.hopper.lists import ListView, list_view
+from attngen.emit.triton.code.launches import Launch, tests_apart
+from attngen.emit.triton.code.lists import ListView, list_view
+from attngen.emit.triton.code.test_views import TestView
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.kernels import kernel_code
 from attngen.ir.build import TRUE
@@ -117,3 +119,64 @@ def _test(frame: Frame, test: TileTest, condition: Expr) -> str:
             assert isinstance(end, Symbol)
             printer.bind(end, end.id)
     return printer.text(condition)
+
+
+# ---------------------------------------------------------------- launches
+
+
+def tiles_found(
+    walked: str, view: MapView | None, tests: tuple[TestView, ...], *, queries: str = "BQ"
+) -> tuple[Launch, ...]:
+    """The kernels by which a portable one finds its tiles: a map, where there is one, or else the extremes of data in
+    tiles. `queries`: how many a tile has."""
+    return tests_apart(tests) if view is None else map_launches(view, walked, queries=queries, apart=True)
+
+
+def map_launches(
+    view: MapView, walked: str, counters: str = "", *, noted: bool = False, queries: str = "BQ", apart: bool = False
+) -> tuple[Launch, ...]:
+    """The kernel that finds extremes, the one that makes the map, and the one that lists what it names. `noted`: it
+    tells who waits for whom. `apart`: it lists first the tiles that need no mask, and the end of what is held asks
+    for none."""
+    of_queries, of_keys = f"host.ceil(Sq, {queries})", "host.ceil(Sk, BK)"
+    rows, tiles = (of_queries, of_keys) if walked == "keys" else (of_keys, of_queries)
+    count = f"{rows}{view.lists.times}"
+    sizes = (f"BQ={queries}", "BK=BK")
+    ends = ((of_queries, "q", view.sides[0]), (of_keys, "k", view.sides[1]))
+    extremes = Launch(
+        kernel="_extremes_kernel",
+        grid=f"({of_keys} + {of_queries}){view.lists.times}",
+        constants=(*sizes, f"ROWS=host.padded({queries})", "num_warps=4"),
+        buffers=tuple(
+            f"{axis}_ends=(({tiles_of}{view.lists.times} * {max(1, len(side.ends))},), torch.int64)"
+            for tiles_of, axis, side in ends
+        ),
+    )
+    words = f"{count} * (({tiles} + 31) // 32)"
+    found = Launch(
+        kernel=f"_map_{walked}_kernel",
+        grid=words,
+        constants=(*sizes, f"CUT={apart}", "num_warps=4"),
+        buffers=(f"map=((2 * {words},), torch.int32)",),
+    )
+    lists = f"tiles=(({count} * {tiles},), torch.int32)"
+    if apart:
+        listed = Launch(
+            kernel="_sort_tiles_kernel",
+            grid=count,
+            constants=("num_warps=1",),
+            scalars=(f"n_walked={tiles}",),
+            buffers=(f"walks=((2 * {count},), torch.int32)", lists),
+        )
+        return extremes, found, listed
+    absent = ("met=None",) if walked == "queries" and not noted else ()
+    listed = Launch(
+        kernel=f"_list_{walked}_kernel",
+        grid=count,
+        constants=("num_warps=1",),
+        scalars=(f"n_held={rows}", f"n_walked={tiles}", *absent),
+        buffers=(f"walks=(({count},), torch.int32)", lists),
+        counters=counters,
+        zeroed=True,
+    )
+    return extremes, found, listed
