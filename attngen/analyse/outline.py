@@ -19,12 +19,13 @@ from attngen.syntax import ast
 
 _IMPORTED = frozenset({
     "AbstractContextManager", "Any", "Callable", "ContextVar", "Generator", "HopperDescriptor", "Iterable",
-    "ModuleType", "NamedTuple", "NoReturn", "Primitive", "Protocol", "Sequence", "SimpleNamespace", "Tensor",
+    "Mapping", "ModuleType", "NamedTuple", "NoReturn", "Primitive", "Protocol", "Sequence", "SimpleNamespace", "Tensor",
     "TensorDescriptor", "ThreadPoolExecutor", "annotations", "batching", "contextmanager", "ctypes",
     "custom_partitioning", "dataclass", "driver", "fence_async_shared", "flop_registry", "forward_ad", "functools",
     "gl", "gluon", "host", "items", "jax", "jnp", "knobs", "lax", "math", "mbarrier", "mlir", "namedtuple",
-    "nullcontext", "numbers", "operator", "pl", "pltpu", "ragged", "replace", "rows", "sm90", "sys", "threading", "tl",
-    "tma", "torch", "triton", "warnings", "warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait",
+    "nullcontext", "numbers", "operator", "pl", "pltpu", "ragged", "reduce", "replace", "rows", "sm90", "sys",
+    "threading", "tl", "tma", "torch", "triton", "warnings", "warpgroup_mma", "warpgroup_mma_init",
+    "warpgroup_mma_wait",
 })  # fmt: skip
 """What generated modules import by these names."""
 

@@ -111,8 +111,11 @@ def _check_sizes(
     """Raises `UsageError` for sizes whose picture would take minutes, or more memory than there is."""
     from attngen.ir import printing
     from attngen.ir.evaluate import evaluate
+    from attngen.show.survey import MOST_PAIRS
 
     most = _MOST_LOOKED_AT if planned.keys.tests else _MOST_TILES
+    if planned.map is not None:
+        most = MOST_PAIRS // (tile[0] * tile[1])
     queries, keys = (-(-sizes[size] // step) for size, step in zip(("Sq", "Sk"), tile, strict=True))
     if queries * keys > most:
         works = 2 ** int(math.log2(most * tile[0] * tile[1]) / 2)

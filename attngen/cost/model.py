@@ -147,7 +147,8 @@ class _Model:
     ):
         if sizes["Hq"] % sizes["Hkv"]:
             raise UsageError(f"Hq = {sizes['Hq']} is no multiple of Hkv = {sizes['Hkv']}")
-        self.plan, self.chip, self.sizes, self.params = plan, chip, sizes, params
+        self.chip, self.sizes, self.params = chip, sizes, params
+        self.plan = replace(plan, map=None) if chip.tpu is not None else plan  # its kernels have none
         self.dtype: Dtype = dtype
         self.itemsize = ITEMSIZE[dtype]
         self.own_tile = tile

@@ -1,8 +1,8 @@
 """Which tiles a plan's ranges visit, and which of them without the mask.
 
 Takes a plan, sizes, params and tile sizes, returns a grid. NumPy evaluates the ends of stretches and rounds them to
-tiles; the prover shows that the loops of `mask/loops.py` visit the same tiles. `attngen show` draws the grid, and the
-property tests compare it with brute force.
+tiles; the prover shows that the loops of `mask/loops.py` visit the same tiles. Where a map names tiles, it does what
+the map's kernels do. `attngen show` draws the grid, and the property tests compare it with brute force.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from attngen.ir.evaluate import evaluate
-from attngen.ir.nodes import SIZES, Expr
+from attngen.ir.nodes import SIZES, Expr, Symbol
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.data_tests import UNIT, DataTest
+from attngen.plan.mask.holes import TileTest
 from attngen.plan.mask.ranges import TileRanges
 
 SKIPPED, PARTIAL, FULL = 0, 1, 2
@@ -38,8 +39,7 @@ def classify(
     for the forward and dQ kernels, `q` for dK/dV.
     """
     ranges = plan.keys if axis == "k" else plan.queries
-    sizes = {planned(plan, name): value for name, value in sizes.items()}
-    env: dict[str, Any] = {**sizes, "b": b, "h": h, "hkv": h // (sizes["Hq"] // sizes["Hkv"]), "inf": np.inf}
+    env = _of_head(plan, sizes, b, h)
     held_tile, walked_tile = tile if axis == "k" else tile[::-1]
     held_size, walked_size = (sizes["Sq"], sizes["Sk"]) if axis == "k" else (sizes["Sk"], sizes["Sq"])
     held_names = ("q0", "q1") if axis == "k" else ("k0", "k1")
@@ -66,6 +66,89 @@ def classify(
         rows.append(row)
     grid = np.stack(rows) if rows else np.zeros((0, walked), np.int8)
     return grid if axis == "k" else np.ascontiguousarray(grid.T)
+
+
+def of_dense_calls(
+    plan: KernelPlan,
+    sizes: Mapping[str, int],
+    params: Mapping[str, Any],
+    *,
+    tile: tuple[int, int],
+    axis: str = "k",
+    b: int = 0,
+    h: int = 0,
+) -> npt.NDArray[np.int8]:
+    """`classify`, of the kernels that GPUs have for dense calls: those that a map tells where to go see the tiles that
+    hold a pair."""
+    if plan.map is None:
+        return classify(plan, sizes, params, tile=tile, axis=axis, b=b, h=h)
+    can, must = _by_extremes(plan, plan.map, sizes, params, tile, b, h)
+    grid = np.where(must, np.int8(FULL), np.where(can, np.int8(PARTIAL), np.int8(SKIPPED)))
+    grid = by_pairs(plan, sizes, params, tile=tile, b=b, h=h, known=grid)
+    if axis == "k" and sizes["Sk"] % tile[1]:
+        grid[:, -1] = np.minimum(grid[:, -1], PARTIAL)
+    if axis == "q" and sizes["Sq"] % tile[0]:
+        grid[-1] = np.minimum(grid[-1], PARTIAL)
+    return grid
+
+
+def _by_extremes(
+    plan: KernelPlan,
+    test: TileTest,
+    sizes: Mapping[str, int],
+    params: Mapping[str, Any],
+    tile: tuple[int, int],
+    b: int,
+    h: int,
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """What the extremes of each tile's parts say of each pair of tiles: whether some pair may be allowed, and whether
+    all are."""
+    env = _of_head(plan, sizes, b, h)
+    first = np.arange(0, sizes["Sq"], tile[0]), np.arange(0, sizes["Sk"], tile[1])
+    at: dict[str, Any] = {**env, "q": np.arange(sizes["Sq"]), "k": np.arange(sizes["Sk"])}
+    for part in test.parts:
+        size, starts = (sizes["Sk"], first[1]) if part.of_keys else (sizes["Sq"], first[0])
+        value = np.broadcast_to(evaluate(part.value, at, params), (size,))
+        for end, reduced in zip(part.bounds, (np.minimum, np.maximum), strict=True):
+            assert isinstance(end, Symbol)
+            found = reduced.reduceat(value, starts)
+            env[end.id] = found[None, :] if part.of_keys else found[:, None]
+    shape = len(first[0]), len(first[1])
+    can, must = (np.broadcast_to(evaluate(e, env, params), shape) for e in (test.can, test.must))
+    return can, must
+
+
+def by_pairs(
+    plan: KernelPlan,
+    sizes: Mapping[str, int],
+    params: Mapping[str, Any],
+    *,
+    tile: tuple[int, int],
+    b: int,
+    h: int,
+    known: npt.NDArray[np.int8] | None = None,
+) -> npt.NDArray[np.int8]:
+    """int8 [query tiles, key tiles]: 0 where the mask allows no pair, 2 where it allows all, else 1. `known`: the same,
+    but that 1 may be any."""
+    env = _of_head(plan, sizes, b, h)
+    rows, columns = -(-sizes["Sq"] // tile[0]), -(-sizes["Sk"] // tile[1])
+    grid = np.full((rows, columns), np.int8(PARTIAL)) if known is None else known.copy()
+    for row in range(rows):
+        left = np.flatnonzero(grid[row] == PARTIAL)
+        if not len(left):
+            continue
+        env["q"] = np.arange(row * tile[0], min((row + 1) * tile[0], sizes["Sq"]))[:, None]
+        keys = (left[:, None] * tile[1] + np.arange(tile[1])).reshape(-1)
+        env["k"] = np.minimum(keys, sizes["Sk"] - 1)[None, :]  # the last one again, where there is none
+        allowed = np.broadcast_to(evaluate(plan.attention.mask, env, params), (len(env["q"]), len(keys)))
+        some, every = (found.reshape(-1, tile[1]) for found in (allowed.any(0), allowed.all(0)))
+        grid[row, left] = np.where(every.all(1), FULL, np.where(some.any(1), PARTIAL, SKIPPED))
+    return grid
+
+
+def _of_head(plan: KernelPlan, sizes: Mapping[str, int], b: int, h: int) -> dict[str, Any]:
+    env: dict[str, Any] = {planned(plan, name): value for name, value in sizes.items()}
+    return env | {"b": b, "h": h, "hkv": h // (sizes["Hq"] // sizes["Hkv"]), "inf": np.inf}
 
 
 def planned(plan: KernelPlan, size: str) -> str:

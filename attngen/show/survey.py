@@ -15,9 +15,10 @@ import numpy as np
 from attngen.errors import InternalError, UsageError
 from attngen.ir.evaluate import Array, evaluate
 from attngen.plan import KernelPlan
-from attngen.plan.simulate import FULL, PARTIAL, SKIPPED, classify
+from attngen.plan.simulate import FULL, PARTIAL, SKIPPED, by_pairs, of_dense_calls
 
 _SAMPLES = 2048  # positions looked at along each side; all of them up to this length
+MOST_PAIRS = 2**28  # for so many the mask is evaluated in seconds
 
 
 class Pair(IntEnum):
@@ -33,7 +34,8 @@ class Pair(IntEnum):
 class Survey:
     """One head of one batch entry. `tiles` is the simulator's: 0 skipped, 1 partial, 2 full; `pairs` holds `Pair`s.
 
-    `pairs` has one entry for every `stride[0]` queries and `stride[1]` keys.
+    `pairs` has one entry for every `stride[0]` queries and `stride[1]` keys. `with_pairs`: how many tiles hold a pair
+    that may attend; None where there are too many pairs to look at.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Survey:
     tiles: Array
     pairs: Array
     stride: tuple[int, int]
+    with_pairs: int | None
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -58,13 +61,17 @@ class Survey:
         return float((self.pairs >= Pair.ALLOWED).mean()) if self.pairs.size else 0.0
 
     def summary(self) -> str:
-        """Two lines of figures."""
+        """Three lines of figures, or two."""
         skipped, partial, full = self.counts
         about = "" if self.stride == (1, 1) else "about "
         return (
             f"{skipped / max(self.tiles.size, 1):.1%} of the work is skipped: of {self.tiles.size} tiles of "
             f"{self.tile[0]} x {self.tile[1]}, {skipped} are skipped, {partial} are masked, {full} need no mask\n"
             f"{about}{self.allowed:.1%} of the pairs may attend"
+        ) + (
+            ""
+            if self.with_pairs is None
+            else f"\nFlexAttention's block mask of such tiles would visit {self.with_pairs} of them"
         )
 
     def reduced(self, queries: int, keys: int) -> Array:
@@ -101,7 +108,9 @@ def survey(
     indices = {"b": batch, "h": head, "hkv": head // (sizes["Hq"] // sizes["Hkv"])}
     env = {**sizes, **indices, "q": rows[:, None], "k": columns[None, :]}
     allowed = np.broadcast_to(evaluate(plan.attention.mask, env, params), (len(rows), len(columns)))
-    tiles = classify(plan, sizes, params, tile=tile, b=batch, h=head)
+    tiles = of_dense_calls(plan, sizes, params, tile=tile, b=batch, h=head)
+    few = queries * keys <= MOST_PAIRS
+    held = by_pairs(plan, sizes, params, tile=tile, b=batch, h=head) if few else None
     kinds = tiles[rows[:, None] // tile[0], columns[None, :] // tile[1]]
     wrong = ((kinds == SKIPPED) & allowed) | ((kinds == FULL) & ~allowed)
     if wrong.any():
@@ -111,4 +120,5 @@ def survey(
         )
     partial = np.where(allowed, np.int8(Pair.ALLOWED), np.int8(Pair.MASKED))
     pairs = np.where(kinds == SKIPPED, np.int8(Pair.SKIPPED), np.where(kinds == FULL, np.int8(Pair.FULL), partial))
-    return Survey(plan.attention.name, queries, keys, batch, head, tile, tiles, pairs, stride)
+    with_pairs = None if held is None else int((held != SKIPPED).sum())
+    return Survey(plan.attention.name, queries, keys, batch, head, tile, tiles, pairs, stride, with_pairs)

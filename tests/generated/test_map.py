@@ -12,6 +12,7 @@ import torch
 
 import attngen
 from attngen.ir.evaluate import evaluate
+from attngen.plan.simulate import FULL, SKIPPED, of_dense_calls
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are called beneath the file's host code")
 
@@ -131,3 +132,22 @@ def test_tiles_that_hold_a_pair_are_listed_and_no_others(name: str, walked: str,
     assert found == expected
     n_walked = -(-200 // TILES[walked == "keys"])
     assert any(len(row) < n_walked for row in expected)
+
+
+@pytest.mark.parametrize("axis", ["k", "q"])
+@pytest.mark.parametrize("name", MASKS)
+def test_pictures_and_counts_have_the_same_tiles(name: str, axis: str) -> None:
+    """`attngen show` and `attngen cost` ask for these."""
+    text, params = MASKS[name]
+    kernel = attngen.compile(f"attention holes\n\n{text}")
+    assert kernel.plan.map is not None
+    whose = kernel.plan.map.lists
+    heads = range(0, 4, 2) if whose.shared else range(4)
+    found: list[list[tuple[int, int]]] = []
+    for b in range(2) if whose.by_batch else [0]:
+        for h in heads if whose.by_head else [0]:
+            grid = of_dense_calls(kernel.plan, SIZES, params, tile=TILES, axis=axis, b=b, h=h)
+            for row in grid if axis == "k" else grid.T:
+                met = [(int(at), int(row[at] == FULL)) for at in np.flatnonzero(row != SKIPPED)]
+                found.append(sorted(met, key=lambda entry: -entry[1]))
+    assert found == right(kernel, "keys" if axis == "k" else "queries", params, apart=True)

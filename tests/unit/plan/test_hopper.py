@@ -310,7 +310,7 @@ def test_latent_attention_has_rows_of_its_own() -> None:
 )
 def test_stretches_of_queries_that_begin_together(mask: str, served: bool) -> None:
     planned = plan(analysed(f"attention a\n\nparam mark: bool[B, Sk]\nmask = {mask}\nassume Sq == Sk\n"))
-    rows = hopper.backward_skeletons(replace(traits(planned), test=None), None)
+    rows = hopper.backward_skeletons(traits(replace(planned, map=None)), None)
     assert {row.backwards for row in rows.values()} == ({True} if served else set())
 
 

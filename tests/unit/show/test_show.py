@@ -54,21 +54,21 @@ def test_head_out_of_range(options: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("kind", [0, 2])
 def test_a_plan_that_is_wrong_is_no_picture(monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
-    right = survey_module.classify
+    right = survey_module.of_dense_calls
 
     def wrong(*args: object, **options: object) -> np.ndarray:
         grid = right(*args, **options)  # type: ignore[arg-type]
         grid[1, 1] = kind
         return grid
 
-    monkeypatch.setattr(survey_module, "classify", wrong)
+    monkeypatch.setattr(survey_module, "of_dense_calls", wrong)
     with pytest.raises(InternalError, match=r"treats the pair q = 16, k = 1[67]"):
         look("mask = causal", 48, 48)
 
 
 def test_plain_picture() -> None:
     drawn = plain(look("mask = k <= q and q - k < 24", 64, 64, tile=(16, 16)), width=16)
-    title, *rows, legend, work, pairs = drawn.splitlines()
+    title, *rows, legend, work, pairs, flex = drawn.splitlines()
     assert title == "a: 64 queries (down) x 64 keys (across), batch 0, head 0"
     assert rows == [
         "++--............",
@@ -85,13 +85,14 @@ def test_plain_picture() -> None:
         "43.8% of the work is skipped: of 16 tiles of 16 x 16, 7 are skipped, 9 are masked, 0 need no mask"
     )
     assert pairs.endswith("of the pairs may attend")
+    assert flex == "FlexAttention's block mask of such tiles would visit 9 of them"
     assert drawn.isascii()
 
 
 def test_long_sequences_are_sampled() -> None:
     seen = look("mask = causal", 10000, 5000, tile=(128, 64))
     assert seen.stride == (5, 3)
-    rows = plain(seen, width=80).splitlines()[1:-3]
+    rows = plain(seen, width=80).splitlines()[1:-4]
     assert len(rows) <= 40 and all(len(row) <= 40 for row in rows)
     assert "about " in seen.summary()
 
