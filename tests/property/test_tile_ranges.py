@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ from hypothesis import HealthCheck, event, given, settings, strategies as st
 
 from attngen.ir.evaluate import evaluate
 from attngen.plan import KernelPlan, plan
-from attngen.plan.simulate import FULL, SKIPPED, classify
+from attngen.plan.mask.holes import tile_test
+from attngen.plan.simulate import FULL, SKIPPED, classify, of_dense_calls
 from attngen.plan.tiles.traits import in_turn
 from property import grammar
 from property.kernels import analysed
@@ -102,6 +104,32 @@ def test_affine_ranges_are_exact(mask: str, shape: tuple[dict[str, int], tuple[i
             for j, part in enumerate(line):
                 at = f"axis {axis}, query tile {i}, key tile {j} of {mask}"
                 assert (grid[i, j] != SKIPPED) == part.any(), f"visited though empty, or skipped: {at}"
+                whole = part.shape[1] == tile[1] if axis == "k" else part.shape[0] == tile[0]
+                assert (grid[i, j] == FULL) == (part.all() and whole), f"full and masked, or the reverse: {at}"
+                event(f"tile {grid[i, j]}")
+
+
+@settings(QUIET)
+@given(grammar.masks, shapes(), st.integers(0, 999))
+def test_maps_are_exact(mask: str, shape: tuple[dict[str, int], tuple[int, int]], seed: int) -> None:
+    """Of every mask that has a test, be it one that has no map: the tiles that hold a pair, and those that need no
+    mask."""
+    (sizes, tile), text = shape, grammar.spec(f"mask = {mask}")
+    planned = plan(analysed(text))
+    planned = replace(planned, map=tile_test(planned.attention.mask, planned.facts))
+    if planned.map is None:
+        event("no test")
+        return
+    drawn = grammar.mask_values(sizes, seed)
+    params = {p.name: drawn[p.name] for p in planned.attention.params}
+    b, h = seed % sizes["B"], seed % sizes["Hq"]
+    pairs = allowed(planned, sizes, params, b, h)
+    for axis in ("k", "q"):
+        grid = of_dense_calls(planned, sizes, params, tile=tile, axis=axis, b=b, h=h)
+        for i, line in enumerate(tiles(pairs, tile)):
+            for j, part in enumerate(line):
+                at = f"axis {axis}, query tile {i}, key tile {j} of\n{text}\nparams {params}"
+                assert (grid[i, j] != SKIPPED) == part.any(), f"named though empty, or left out: {at}"
                 whole = part.shape[1] == tile[1] if axis == "k" else part.shape[0] == tile[0]
                 assert (grid[i, j] == FULL) == (part.all() and whole), f"full and masked, or the reverse: {at}"
                 event(f"tile {grid[i, j]}")
