@@ -1,11 +1,11 @@
-"""Measures masks with holes beside both forms of FlexAttention: rollouts, neighbours in an image, blocks, strides.
+"""Measures masks with holes beside both forms of FlexAttention: trees of rollouts, neighbours, chosen blocks, spans.
 
     python benchmarks/holes.py prepare build/holes             # where attngen is: compiles the specs
     python benchmarks/holes.py run --kernels build/holes       # on the GPU: needs torch and triton
     python benchmarks/holes.py table                           # afterwards, anywhere
     python benchmarks/holes.py kernels --kernels build/holes   # on the GPU: microseconds of each of attngen's kernels
 
-A mask has holes where a row of tiles has forbidden tiles between allowed ones. Scores and masks are written here by
+A mask has holes where a row of tiles has forbidden tiles between allowed ones. Masks are written in `hole_masks.py` by
 hand, apart from the specs; the dense float32 truth and FlexAttention take them. Its block mask is made by a compiled
 `create_block_mask` and timed apart. Who fails, by lack of memory for one, is a line below the table.
 """
@@ -16,16 +16,18 @@ import argparse
 import functools
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hole_masks
 import report
 import saved
 import sweep
+from hole_masks import SPECS, Cell
 from report import Result
-from saved import Files, Spec
+from saved import Files
 
 if TYPE_CHECKING:
     import grouped
@@ -33,51 +35,10 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 PEERS = ("flex", "flex-flash")
-SPECS = {
-    # A token's branch, and the end of the branches that continue it, in the order of a walk through the tree.
-    "rollouts": Spec(
-        "attention rollouts\nparam first: int[B, Sk]\nparam last: int[B, Sk]\n"
-        "mask = causal and first[b, k] <= first[b, q] < last[b, k]\nassume Sq == Sk\n"
-    ),
-    "image": Spec(
-        "attention image\nconst radius = 8\nparam x: int[Sk]\nparam y: int[Sk]\n"
-        "mask = abs(x[q] - x[k]) <= radius and abs(y[q] - y[k]) <= radius\nassume Sq == Sk\n"
-    ),
-    "blocks": Spec(
-        "attention blocks\nparam chosen: bool[Hkv, rows, columns]\nmask = causal and chosen[hkv, q // 128, k // 128]\n"
-        "assume Sq == Sk\n"
-    ),
-    "strided": Spec("attention strided\nmask = causal and (q - k) % 4 == 0\nassume Sq == Sk\n"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """`mask` with its numbers, which say what the params are drawn with."""
-
-    mask: str
-    numbers: tuple[int, ...]
-    B: int
-    Hq: int
-    Hkv: int
-    N: int
-    D: int
-
-    @property
-    def key(self) -> str:
-        made = "x".join([self.mask, *map(str, self.numbers)])
-        return f"{made}:{self.B}x{self.N}:{self.Hq}/{self.Hkv}:{self.D}"
-
-    @property
-    def shape(self) -> grouped.Shape:
-        import grouped
-
-        return grouped.Shape(self.B, self.Hq, self.Hkv, self.N, self.N, self.D, self.D)
 
 
 def matrix() -> Iterator[Cell]:
-    """rollouts: prompt, branches, tokens of each; image: rows, columns, rows and columns of a tile of tokens; blocks:
-    how many are chosen."""
+    """The numbers of each mask: `hole_masks.py`."""
     wide = (1, 32, 8, 16384, 128)
     yield Cell("rollouts", (4096, 16, 768), *wide)
     yield Cell("image", (128, 128, 8, 16), 2, 16, 16, 16384, 64)
@@ -85,79 +46,51 @@ def matrix() -> Iterator[Cell]:
     yield Cell("blocks", (16,), *wide)
     yield Cell("rollouts", (8192, 4, 2048), *wide)
     yield Cell("strided", (), 2, 16, 16, 8192, 64)
+    yield Cell("tree", (2048, 4, 1024, 4, 640), *wide)
+    yield Cell("image", (128, 128, 1, 128), 2, 16, 16, 16384, 64)  # row after row
+    yield Cell("video", (8, 48, 80, 2, 8, 8), 1, 16, 16, 30720, 128)
+    yield Cell("lists", (16,), *wide)
+    yield Cell("blocks64", (32,), *wide)
+    yield Cell("spans", (4, 256), 2, 32, 16, 8192, 128)
+    yield Cell("spans_global", (4, 256), 2, 32, 16, 8192, 128)
+    yield Cell("diffusion", (), 2, 16, 16, 8192, 128)
+    yield Cell("natten64", (), 4, 8, 8, 4096, 64)
+    yield Cell("natten128", (), 4, 8, 8, 16384, 64)
+    long = (1, 32, 8, 65536, 128)
+    yield Cell("blocks", (16,), *long)
+    yield Cell("lists", (16,), *long)
 
 
 def dry_matrix() -> Iterator[Cell]:
     """Each mask at a size that Triton's interpreter manages."""
+    small = (1, 2, 2, 64, 16)
     yield Cell("rollouts", (16, 3, 16), 1, 4, 2, 64, 16)
-    yield Cell("image", (8, 8, 2, 4), 1, 2, 2, 64, 16)
-    yield Cell("blocks", (1,), 1, 2, 1, 256, 16)
-    yield Cell("strided", (), 1, 2, 2, 64, 16)
-
-
-# ---- params and formulas ---------------------------------------------------------------------------------------------
+    yield Cell("tree", (16, 2, 8, 2, 8), *small)
+    yield Cell("image", (8, 8, 2, 4), *small)
+    yield Cell("video", (2, 4, 8, 2, 2, 4), *small)
+    for name, block in (("blocks", 128), ("blocks64", 64), ("lists", 128)):
+        yield Cell(name, (1,), 1, 2, 1, 2 * block, 16)
+    yield Cell("strided", (), *small)
+    yield Cell("spans", (2, 9), *small)
+    yield Cell("spans_global", (2, 9), *small)
+    yield Cell("diffusion", (), 1, 2, 2, 128, 16)
+    yield Cell("natten16", (), 1, 2, 2, 256, 16)
 
 
 def params(cell: Cell, generator: Any) -> dict[str, Tensor]:
     """By the names of the spec's params, on the generator's device."""
-    import torch
-
-    device = generator.device
-    at = torch.arange(cell.N, device=device)
-    match cell.mask:
-        case "rollouts":
-            prompt, branches, length = cell.numbers
-            assert prompt + branches * length == cell.N
-            first = torch.where(at < prompt, 0, 1 + (at - prompt) // length)
-            last = torch.where(at < prompt, 1 + branches, first + 1)
-            return {n: x.int().expand(cell.B, -1).contiguous() for n, x in (("first", first), ("last", last))}
-        case "image":
-            rows, columns, high, wide = cell.numbers
-            assert rows * columns == cell.N
-            tile, inside = at // (high * wide), at % (high * wide)
-            across = columns // wide
-            return {
-                "x": (tile % across * wide + inside % wide).int(),
-                "y": (tile // across * high + inside // wide).int(),
-            }
-        case "blocks":
-            count = cell.N // 128
-            drawn = torch.rand(cell.Hkv, count, count, generator=generator, device=device)
-            own = torch.eye(count, dtype=torch.bool, device=device)
-            seen = torch.ones(count, count, dtype=torch.bool, device=device).tril()
-            drawn = torch.where(own, 2.0, torch.where(seen, drawn, -1.0))  # its own block first, none of the future
-            best = drawn.topk(min(cell.numbers[0], count), -1).indices
-            return {"chosen": torch.zeros_like(drawn, dtype=torch.bool).scatter_(-1, best, True) & seen}
-        case "strided":
-            return {}
-        case _:
-            raise ValueError(f"no mask {cell.mask!r}; there are {', '.join(SPECS)}")
+    return _mask(cell).params(cell, generator)
 
 
 def formula(cell: Cell, given: Mapping[str, Tensor]) -> grouped.Formula:
-    import grouped
+    return _mask(cell).formula(cell, given)
 
-    match cell.mask:
-        case "rollouts":
-            first, last = given["first"], given["last"]
-            return grouped.Formula(
-                allowed=lambda b, h, q, k: (k <= q) & (first[b, k] <= first[b, q]) & (first[b, q] < last[b, k]),
-                batches=cell.B > 1,
-            )
-        case "image":
-            x, y, radius = given["x"], given["y"], 8
-            return grouped.Formula(
-                allowed=lambda b, h, q, k: ((x[q] - x[k]).abs() <= radius) & ((y[q] - y[k]).abs() <= radius)
-            )
-        case "blocks":
-            chosen, group = given["chosen"], cell.Hq // cell.Hkv
-            return grouped.Formula(
-                allowed=lambda b, h, q, k: (k <= q) & chosen[h // group, q // 128, k // 128], heads=True
-            )
-        case "strided":
-            return grouped.Formula(allowed=lambda b, h, q, k: (k <= q) & ((q - k) % 4 == 0))
-        case _:
-            raise ValueError(f"no mask {cell.mask!r}; there are {', '.join(SPECS)}")
+
+def _mask(cell: Cell) -> hole_masks.Mask:
+    found = hole_masks.MASKS.get(cell.mask)
+    if found is None:
+        raise ValueError(f"no mask {cell.mask!r}; there are {', '.join(hole_masks.MASKS)}")
+    return found
 
 
 # ---- the run ---------------------------------------------------------------------------------------------------------

@@ -32,15 +32,27 @@ def seen(cell: holes.Cell, seed: int = 0) -> torch.Tensor:
     return made.allowed(b, h, at[:, None], at).expand(cell.B, cell.Hq, cell.N, cell.N)
 
 
-def test_the_cells_are_those_that_were_measured() -> None:
+def test_the_cells_keep_their_keys() -> None:
     keys = [c.key for c in holes.matrix()]
     assert sorted(keys) == [
+        "blocks64x32:1x16384:32/8:128",
         "blocksx16:1x16384:32/8:128",
+        "blocksx16:1x65536:32/8:128",
+        "diffusion:2x8192:16/16:128",
+        "imagex128x128x1x128:2x16384:16/16:64",
         "imagex128x128x8x16:2x16384:16/16:64",
+        "listsx16:1x16384:32/8:128",
+        "listsx16:1x65536:32/8:128",
+        "natten128:4x16384:8/8:64",
+        "natten64:4x4096:8/8:64",
         "rolloutsx1024x60x256:1x16384:32/8:128",
         "rolloutsx4096x16x768:1x16384:32/8:128",
         "rolloutsx8192x4x2048:1x16384:32/8:128",
+        "spans_globalx4x256:2x8192:32/16:128",
+        "spansx4x256:2x8192:32/16:128",
         "strided:2x8192:16/16:64",
+        "treex2048x4x1024x4x640:1x16384:32/8:128",
+        "videox8x48x80x2x8x8:1x30720:16/16:128",
     ]
 
 
@@ -51,6 +63,15 @@ def test_a_rollout_sees_the_prompt_and_itself() -> None:
     for q in range(17):
         for k in range(17):
             assert bool(found[1, 0, q, k]) == (k <= q and branch[k] in (0, branch[q]))
+
+
+def test_a_token_of_a_tree_sees_its_branch_and_those_that_it_continues() -> None:
+    cell = holes.Cell("tree", (3, 2, 2, 2, 2), 1, 1, 1, 15, 16)
+    found = seen(cell)[0, 0]
+    paths = [(), (), (), (0,), (1,), (0,), (1,), *[(0, 0), (0, 1), (1, 0), (1, 1)] * 2]
+    for q, own in enumerate(paths):
+        for k, other in enumerate(paths):
+            assert bool(found[q, k]) == (k <= q and own[: len(other)] == other)
 
 
 def test_neighbours_are_near_in_both_directions_of_the_image() -> None:

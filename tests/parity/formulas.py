@@ -138,6 +138,23 @@ def block_sparse(q: Tensor, k: Tensor, v: Tensor, scale: float, *, block: int, c
     return normalized(products(q, k) * scale, mask & lower_triangle(q, k), heads(q, v))
 
 
+def rollouts(q: Tensor, k: Tensor, v: Tensor, scale: float, *, first: Tensor, last: Tensor) -> Result:
+    size = q.shape[2]
+    mask = torch.zeros(q.shape[0], 1, size, size, dtype=torch.bool, device=q.device)
+    for b, i in itertools.product(range(q.shape[0]), range(size)):
+        branches = torch.arange(int(first[b].min()), int(last[b].max()) + 1, device=q.device)
+        own = branches == first[b, i]
+        for j in range(i + 1):
+            mask[b, 0, i, j] = bool((own & (branches >= first[b, j]) & (branches < last[b, j])).any())
+    return normalized(products(q, k) * scale, mask, heads(q, v))
+
+
+def neighbourhood_2d(q: Tensor, k: Tensor, v: Tensor, scale: float, *, x: Tensor, y: Tensor, radius: int) -> Result:
+    places = torch.stack([x, y]).double()
+    mask = (places[:, :, None] - places[:, None, :]).abs().amax(0) <= radius
+    return normalized(products(q, k) * scale, mask, heads(q, v))
+
+
 def prefix_lm(q: Tensor, k: Tensor, v: Tensor, scale: float, *, prefix: int) -> Result:
     mask = lower_triangle(q, k)
     mask[:, : int(prefix)] = True

@@ -116,6 +116,17 @@ def chosen_blocks(draw: Draw) -> dict[str, Value]:
     return {"chosen": draw.ints(-1, blocks + 1, case.batch, case.kv_heads, max(1, blocks - 1), 3)}
 
 
+def branches(draw: Draw) -> dict[str, Value]:
+    """A prompt, branches in any order, of which each third is continued by the two numbers behind it, and last numbers
+    that mean no tree."""
+    batch, size = draw.case.batch, draw.case.columns
+    first = draw.ints(0, 7, batch, size)
+    first[:, : size // 3] = 0
+    last = torch.where(first % 3 == 1, first + 3, first + 1)
+    last = torch.where(first == 0, 7, last)
+    return {"first": first, "last": last + (draw.uniform(0, 1, batch, size) > 0.97).int()}
+
+
 EXAMPLE_VARIANTS: tuple[Variant, ...] = (
     example("causal"),
     example("alibi", slopes),
@@ -132,6 +143,14 @@ EXAMPLE_VARIANTS: tuple[Variant, ...] = (
     example("documents", lambda d: {"ids": packed(d)}, square=True),
     example("chunked", consts={"chunk": 13}, large={"chunk": 300}),
     example("block_sparse", chosen_blocks, consts={"block": 8}, large={"block": 128}, square=True),
+    example("rollouts", branches, square=True),
+    example(
+        "neighbourhood_2d",
+        lambda d: {"x": d.ints(0, 9, d.case.columns), "y": d.ints(-4, 5, d.case.columns)},
+        consts={"radius": 2},
+        large={"radius": 2},
+        square=True,
+    ),
     example("dilated", consts={"dilation": 3}, large={"dilation": 4}),
     example(
         "relative_bias", lambda d: {"table": d.normal(d.case.heads, 15)}, consts={"radius": 7}, large={"radius": 7}
