@@ -65,28 +65,26 @@ CASES: dict[str, tuple[str, Draw, Allowed]] = {
         lambda b, h, q, k, chosen: (k <= q) & (chosen[h // 2, q // 64] == (k // 64)[..., None]).any(-1),
     ),
     "fourth": (
-        "mask = causal and (q - k) % 4 == 0\n",
+        "mask = causal and distance % 4 == 0\n",
         lambda S, g: {},
         lambda b, h, q, k: (k <= q) & ((q - k) % 4 == 0),
     ),
 }
 
 
-@pytest.mark.parametrize("D", [64, 128, 256])
-@pytest.mark.parametrize("S", [1500, 2048])
-@pytest.mark.parametrize("name", CASES)
-def test_results_and_gradients(name: str, S: int, D: int) -> None:
+def check(name: str, sizes: tuple[int, int], D: int, dtype: torch.dtype, arch: str = "auto") -> None:
     text, draw, allowed = CASES[name]
-    kernel = attngen.compile(f"attention holes\n{text}")
-    g = torch.Generator("cuda").manual_seed(S + D)
-    params: dict[str, Any] = draw(S, g)
-    shapes = ((2, 4, S, D), (2, 2, S, D), (2, 2, S, D))
-    q, k, v = (torch.randn(s, generator=g, device="cuda").bfloat16().requires_grad_() for s in shapes)
-    d_out = torch.randn(shapes[0], generator=g, device="cuda").bfloat16()
+    kernel = attngen.compile(f"attention holes\n{text}", arch=arch)
+    Sq, Sk = sizes
+    g = torch.Generator("cuda").manual_seed(Sk + D)
+    params: dict[str, Any] = draw(Sk, g)
+    shapes = ((2, 4, Sq, D), (2, 2, Sk, D), (2, 2, Sk, D))
+    q, k, v = (torch.randn(s, generator=g, device="cuda").to(dtype).requires_grad_() for s in shapes)
+    d_out = torch.randn(shapes[0], generator=g, device="cuda").to(dtype)
 
     b, h = torch.arange(2, device="cuda")[:, None, None, None], torch.arange(4, device="cuda")[:, None, None]
-    at = torch.arange(S, device="cuda")
-    seen = allowed(b, h, at[:, None], at[None, :], **params).expand(2, 4, S, S)
+    row, column = torch.arange(Sk - Sq, Sk, device="cuda")[:, None], torch.arange(Sk, device="cuda")
+    seen = allowed(b, h, row, column[None, :], **params).expand(2, 4, Sq, Sk)
     wide = [x.detach().float().requires_grad_() for x in (q, k, v)]
     keys, values = (x.repeat_interleave(2, 1) for x in wide[1:])
     scores = (wide[0] @ keys.mT / D**0.5).masked_fill(~seen, float("-inf"))
@@ -103,3 +101,22 @@ def test_results_and_gradients(name: str, S: int, D: int) -> None:
         assert (mine.float() - theirs).norm() <= 1e-2 * theirs.norm()
     for again in found[1:]:
         assert all(torch.equal(x, y) for x, y in zip(found[0], again, strict=True))
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("S", [1500, 2048])
+@pytest.mark.parametrize("name", CASES)
+def test_results_and_gradients(name: str, S: int, D: int) -> None:
+    check(name, (S, S), D, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_portable_kernels(name: str, dtype: torch.dtype) -> None:
+    check(name, (1500, 1500), 64, dtype, "portable")
+
+
+@pytest.mark.parametrize("Sq", [1, 7, 100])
+def test_short_queries(Sq: int) -> None:
+    """One list of all queries, whose places are shared out among programs."""
+    check("fourth", (Sq, 5000), 128, torch.bfloat16)
