@@ -17,7 +17,7 @@ from hopper_model.schedule import USUAL, Schedule
 
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))
 ELSEWHERE = {"dropout", "sigmoid", "windowed_alibi"}  # the last has a tile of its own
-SQUARE = {"block_sparse", "documents", "natten_2d", "window_global"}
+SQUARE = {name for name in NAMES if "assume Sq == Sk" in text_of(name)}
 SUMMED = [
     "alibi",
     "block_sparse",

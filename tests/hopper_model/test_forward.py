@@ -31,7 +31,7 @@ ELSEWHERE = {"dilated", "dropout", "sigmoid"}
 NAMES = sorted({path.stem for path in EXAMPLES.glob("*.attn")} - ELSEWHERE)
 ALWAYS = {"causal", "documents", "relative_bias", "softcap", "window_global"}
 """A plain one; one whose tiles data decides; a bias by distance; one whose score bends; one of several stretches."""
-SQUARE = {"block_sparse", "documents", "natten_2d", "window_global"}
+SQUARE = {name for name in NAMES if "assume Sq == Sk" in text_of(name)}
 
 
 def forward(

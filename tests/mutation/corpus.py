@@ -34,6 +34,7 @@ SMALL: Mapping[str, Mapping[str, int | float]] = {
     "chunked": {"chunk": 5},
     "dilated": {"dilation": 3},
     "natten_2d": {"width": 4, "radius": 1},
+    "neighbourhood_2d": {"radius": 2},
     "relative_bias": {"radius": 3},
     "sliding_window": {"window": 5},
     "t5_bias": {"buckets": 8, "furthest": 8},

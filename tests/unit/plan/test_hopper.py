@@ -42,7 +42,7 @@ SERVED = {
 }
 SERVED |= {"sliding_window", "softcap", "softmax1", "t5_bias", "windowed_alibi"}
 LISTED = {"chunked", "documents"}
-MAPPED = {"dilated", "natten_2d"}
+MAPPED = {"dilated", "natten_2d", "neighbourhood_2d", "rollouts"}
 """Tiles have holes between them; which of them wait for each other is listed, too."""
 LENGTHS = ((300, 300), (70, 260), (260, 70), (1, 500), (500, 1), (129, 128))
 
@@ -157,6 +157,7 @@ BACKWARDS = {
     "dilated",
     "documents",
     "mla",
+    "rollouts",
     "sink",
     "softcap",
     "softmax1",
@@ -183,7 +184,7 @@ TERMS = {
     "prefix_lm",
     "sink",
 }
-TERMS |= {"sliding_window", "softmax1", "window_global"}
+TERMS |= {"neighbourhood_2d", "rollouts", "sliding_window", "softmax1", "window_global"}
 
 
 def test_scores_of_q_and_k_alone_take_the_log_sum_exp_off_with_a_product() -> None:
