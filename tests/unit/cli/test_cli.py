@@ -525,7 +525,7 @@ def test_show_is_plain_when_piped(order: str, spec: str, capsys: pytest.CaptureF
     said = capsys.readouterr().out
     assert said.startswith("windowed: 64 queries (down) x 96 keys (across), batch 0, head 0\n")
     assert "of 24 tiles of 16 x 16" in said and "\x1b" not in said
-    assert len(said.splitlines()) == 1 + 32 + 3
+    assert len(said.splitlines()) == 1 + 32 + 4
 
 
 def test_show_takes_consts_sizes_params_and_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
