@@ -15,6 +15,7 @@ from attngen.ir.function import results_of
 from attngen.ir.nodes import Expr
 from attngen.plan.index import Index
 from attngen.plan.kernel import KernelPlan
+from attngen.plan.mask.holes import named
 from attngen.plan.mask.loops import ZERO, Assigned, Loops, Rounded, Run
 from attngen.plan.mask.walks import Hull, Share, TwoWalks, Walk, outside
 from attngen.plan.split import Split
@@ -71,21 +72,24 @@ def _cut(loops: Loops, walks: TwoWalks, split: Split, ends: Ends, pieces: int) -
 def wrong_hopper(attention: Attention, plan: KernelPlan) -> str:
     h, r = plan.hopper, Random(0)
     assert h is not None and plan.gpu_walks is not None
+    of_keys, of_queries = plan.key_loops, plan.query_loops
+    if plan.map is not None:  # then walks are over the entries of lists
+        of_keys, of_queries = named("k"), named("q")
     for _ in range(TRIALS):
-        keys, queries = ends_of(plan.key_loops, r), ends_of(plan.query_loops, r)
+        keys, queries = ends_of(of_keys, r), ends_of(of_queries, r)
         problems: list[str] = []
         if h.forward is not None:
-            problems.append(_walked(h.forward.walk, plan.key_loops.runs, keys))
+            problems.append(_walked(h.forward.walk, of_keys.runs, keys))
             problems.append(_shared(h.forward.walk, h.forward.share, plan.gpu_walks.index, keys))
-            problems.append(_masked(h.forward.unmasked, _own(plan.key_loops), keys))
+            problems.append(_masked(h.forward.unmasked, _own(of_keys), keys))
         if h.backward is not None:
-            problems.append(_covered(h.backward.hull, plan.query_loops, queries))
-            problems.append(_masked(h.backward.unmasked, _own(plan.query_loops), queries))
+            problems.append(_covered(h.backward.hull, of_queries, queries))
+            problems.append(_masked(h.backward.unmasked, _own(of_queries), queries))
         if h.apart is not None:
-            problems.append(_walked(h.apart.queries.walk, plan.query_loops.runs, queries))
-            problems.append(_masked(h.apart.queries.unmasked, plan.query_loops.full, queries))
-            problems.append(_walked(h.apart.keys.walk, plan.key_loops.runs, keys))
-            problems.append(_masked(h.apart.keys.unmasked, plan.key_loops.full, keys))
+            problems.append(_walked(h.apart.queries.walk, of_queries.runs, queries))
+            problems.append(_masked(h.apart.queries.unmasked, of_queries.full, queries))
+            problems.append(_walked(h.apart.keys.walk, of_keys.runs, keys))
+            problems.append(_masked(h.apart.keys.unmasked, of_keys.full, keys))
         found = next(filter(None, problems), "")
         if found:
             return f"{found}; keys {keys}, queries {queries}"
