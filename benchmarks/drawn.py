@@ -162,17 +162,6 @@ def run(args: argparse.Namespace) -> int:
     )
 
 
-def warm(args: argparse.Namespace) -> int:
-    import grouped
-
-    grouped.keep_caches()
-    index, count = grouped.sliced(args.slice)
-    seed, cells = chosen(args)
-    for cell in cells[index::count]:
-        grouped.first_calls(prepared(cell, args, seed), args.device)
-    return 0
-
-
 # ---- what is shown ---------------------------------------------------------------------------------------------------
 
 
@@ -233,8 +222,6 @@ def main(argv: list[str]) -> int:
             prepare(args.directory, seed, args.cells, dry=args.dry)
         case "run":
             return run(args)
-        case "warm":
-            return warm(args)
         case _:
             print(table(report.read(args.file)))
     return 0

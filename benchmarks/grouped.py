@@ -226,13 +226,6 @@ def work(inputs: Inputs, direction: str, made: Contender) -> Callable[[], object
 # ---- compiled beforehand ---------------------------------------------------------------------------------------------
 
 
-def first_calls(cell: Race, device: str) -> None:
-    """Compiles all contenders' kernels, forward and backward, so that the caches on disk hold them. Failures are the
-    measuring process's to report."""
-    told = functools.partial(failed, cell.key, device)
-    calling.first_calls(cell.taking, cell.inputs.qkv, cell.inputs.d_out, told)
-
-
 def keep_caches() -> None:
     """FlashAttention 4 has a cache on disk that must be asked for, before it is imported."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")

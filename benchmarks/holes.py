@@ -135,18 +135,8 @@ def run(args: argparse.Namespace) -> int:
     return sweep.run(made, args)
 
 
-def warm(args: argparse.Namespace) -> int:
-    import grouped
-
-    grouped.keep_caches()
-    index, count = grouped.sliced(args.slice)
-    for cell in chosen(args)[index::count]:
-        grouped.first_calls(prepared(cell, args), args.device)
-    return 0
-
-
 def kernels(args: argparse.Namespace) -> int:
-    """By torch's profiler: a mean of five calls, forward and backward, after three."""
+    """By torch's profiler, torch's own kernels beside: a mean of five calls, forward and backward, after three."""
     import grouped
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -164,9 +154,9 @@ def kernels(args: argparse.Namespace) -> int:
         call(3)
         with profile(activities=[ProfilerActivity.CUDA]) as found:
             call(5)
-        own = [e for e in found.key_averages() if e.key.startswith("_")]
-        own.sort(key=lambda e: -e.device_time_total)
-        said = (f"{e.key.strip('_').removesuffix('_kernel')} {e.device_time_total / 5:.1f}" for e in own)
+        ran = [e for e in found.key_averages() if e.device_time_total > 0]
+        ran.sort(key=lambda e: -e.device_time_total)
+        said = (f"{e.key.strip('_').removesuffix('_kernel')[:40]} {e.device_time_total / 5:.1f}" for e in ran)
         print(f"{cell.key}: {', '.join(said)} us", flush=True)
     return 0
 
@@ -215,9 +205,9 @@ def main(argv: list[str]) -> int:
     p = commands.add_parser("prepare", help="compile the specs into a directory (needs attngen)")
     p.add_argument("directory", type=Path)
     only = "keys that start so; * is anything: rollouts*:32/8"
-    for p in sweep.options(commands, only, HERE / "holes.json", 300.0):
-        p.add_argument("--seed", type=int, default=0)
-    p = commands.add_parser("kernels", help="microseconds of each of attngen's kernels")
+    p = sweep.options(commands, only, HERE / "holes.json", 300.0)
+    p.add_argument("--seed", type=int, default=0)
+    p = commands.add_parser("kernels", help="microseconds of each kernel of attngen's calls")
     p.add_argument("--kernels", type=Path, required=True, metavar="DIR", help="what `prepare` wrote")
     p.add_argument("--only", nargs="+", default=[], metavar="KEY", help=only)
     p.add_argument("--seed", type=int, default=0)
@@ -230,8 +220,6 @@ def main(argv: list[str]) -> int:
             saved.prepare(args.directory, SPECS)
         case "run":
             return run(args)
-        case "warm":
-            return warm(args)
         case "kernels":
             return kernels(args)
         case _:

@@ -144,21 +144,6 @@ def run(args: argparse.Namespace) -> int:
     return sweep.run(sweep.Sweep(script=script, cells=chosen(args), measure=measured, line=line, table=table), args)
 
 
-def warm(args: argparse.Namespace) -> int:
-    """The share of one process: whole families of cells (heads, dims and mask), which have kernels in common."""
-    import grouped
-
-    grouped.keep_caches()
-    index, count = grouped.sliced(args.slice)
-    families: dict[tuple[object, ...], list[Cell]] = {}
-    for cell in chosen(args):
-        families.setdefault((cell.mask, cell.Hq, cell.Hkv, cell.D), []).append(cell)
-    for family in list(families.values())[index::count]:
-        for cell in family:
-            grouped.first_calls(prepared(cell, args, ("fa4", "flex", "flex-flash")), args.device)
-    return 0
-
-
 # ---- what is shown ---------------------------------------------------------------------------------------------------
 
 
@@ -258,9 +243,8 @@ def parser() -> argparse.ArgumentParser:
     p = commands.add_parser("prepare", help="compile the specs into a directory (needs attngen)")
     p.add_argument("directory", type=Path)
     only = "keys that start so; * is anything: causal:*:32/8"
-    measuring, warming = sweep.options(commands, only, HERE / "models.json", 500.0)
-    for p in (measuring, warming):
-        p.add_argument("--seed", type=int, default=0)
+    measuring = sweep.options(commands, only, HERE / "models.json", 500.0)
+    measuring.add_argument("--seed", type=int, default=0)
     measuring.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
     for name in ("table", "plot"):
         p = commands.add_parser(name)
@@ -275,8 +259,6 @@ def main(argv: list[str]) -> int:
             saved.prepare(args.directory, SPECS)
         case "run":
             return run(args)
-        case "warm":
-            return warm(args)
         case "table":
             print(table(report.read(args.file)))
         case _:

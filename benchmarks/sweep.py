@@ -1,4 +1,4 @@
-"""Cells measured one after another: continued from the output file, cut off at a budget, compiled beforehand.
+"""Cells measured one after another: continued from the output file, cut off at a budget, compiled several at a time.
 
 Takes the cells and a function that measures one; writes the JSON after each, prints the table, gives the exit status.
 What is measured is left to models.py, drawn.py and holes.py.
@@ -7,10 +7,17 @@ What is measured is left to models.py, drawn.py and holes.py.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import functools
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,51 +60,113 @@ def run(sweep: Sweep, args: argparse.Namespace) -> int:
         if all(kept[x] == result[x] for x in ("machine", "versions", "kernels", *sweep.facts)):
             result["cells"] = kept["cells"]
     done = {c["key"] for c in result["cells"]}
-    cells = [c for c in sweep.cells if c.key not in done]
+    cells = [c for c in sweep.cells if c.key not in done and (args.mate is None or c.key == args.mate[1])]
     say(f"{machine}; {len(cells)} cells")
-    if args.workers and cells:
-        passed = ["--kernels", str(args.kernels), "--only", *(c.key for c in cells)]
-        spent = grouped.warm(sweep.script, passed, args.workers, args.budget / 3)
-        say(f"{args.workers} processes compiled for {spent:.0f} s")
-        result["warmed"] = True  # so first_call_s is of filled caches
+    measured = _together(sweep, cells, args, started) if args.workers else (sweep.measure(c) for c in cells)
     for cell in cells:
         if time.monotonic() - started > args.budget:
             note = f"stopped at the budget of {args.budget:.0f} s before {cell.key}: the same command continues"
             break
         try:
-            result["cells"].append({"key": cell.key, **sweep.measure(cell)})
+            found = next(measured)
         except DeviceLostError as error:
             note = f"stopped: the device is lost {error}"
             break
+        if found is None:
+            note = f"{cell.key} came to no result: the same command tries again"
+            continue
+        result["cells"].append({"key": cell.key, **found})
         report.write(args.output, result)
         say(sweep.line(result["cells"][-1]))
+    measured.close()
     print(sweep.table(result))
     if note:
         print(note)
     return 1 if note or report.troubles(result) else 0
 
 
+def _together(sweep: Sweep, cells: Sequence[Any], args: argparse.Namespace, started: float) -> Generator[Result | None]:
+    """Their records, in order, None for one without: so many processes at a time build and check the contenders of a
+    cell each, and then, while the others sleep, time them one after the other."""
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # or each starts a pool of its own
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        for first in range(0, len(cells), args.workers):
+            mates = [Mate(Path(folder), cell.key) for cell in cells[first : first + args.workers]]
+            stack.callback(lambda mates=mates: [mate.end() for mate in mates])
+            for mate in mates:
+                own = ["--workers", "0", "--output", str(mate.output), "--mate", str(mate.place), mate.key]
+                mate.start([sys.executable, str(sweep.script), *sys.argv[1:], *own], environment)
+            while any(m.builds for m in mates) and time.monotonic() - started < args.budget * 2 / 3:
+                time.sleep(0.1)
+            say(f"{sum(not m.builds for m in mates)} of {len(mates)} processes are ready")
+            for mate in mates:
+                yield mate.finish()
+
+
+@dataclass
+class Mate:
+    """A process that measures the cell `key`. It says that its contenders are ready by a file, and awaits another."""
+
+    folder: Path
+    key: str
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def place(self) -> Path:
+        return self.folder / hashlib.sha256(self.key.encode()).hexdigest()[:16]
+
+    @property
+    def output(self) -> Path:
+        return self.place.with_suffix(".json")
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(command, env=environment)
+
+    @property
+    def builds(self) -> bool:
+        assert self.process is not None
+        return self.process.poll() is None and not self.place.with_suffix(".ready").exists()
+
+    def finish(self) -> Result | None:
+        """Times the cell, unless its contenders are not ready yet: then the process is ended."""
+        assert self.process is not None
+        if self.builds:
+            self.end()
+        self.place.with_suffix(".go").touch()
+        self.process.wait()
+        cells = report.read(self.output)["cells"] if self.output.exists() else []
+        return {name: value for name, value in cells[0].items() if name != "key"} if cells else None
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+def _await_turn(place: Path) -> None:
+    """Called by a mate's process when its contenders are ready."""
+    place.with_suffix(".ready").touch()
+    while not place.with_suffix(".go").exists():
+        time.sleep(0.05)
+
+
 def turns(args: argparse.Namespace) -> Any:
     from attngen.bench.race import Turns
 
-    return Turns(args.device, args.rounds, 10.0 if args.device == "cuda" else 0.0, args.rep)
+    made = Turns(args.device, args.rounds, 10.0 if args.device == "cuda" else 0.0, args.rep)
+    return made if args.mate is None else replace(made, begin=functools.partial(_await_turn, Path(args.mate[0])))
 
 
-def options(
-    commands: Any, only: str, output: Path, budget: float
-) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The parsers of `run` and `warm`; `only` says which keys `--only` chooses."""
-    measure = commands.add_parser("run", help="measure, or continue a run")
-    warm = commands.add_parser("warm", help="fill the compilers' caches, a part of it")
-    for p in (measure, warm):
-        p.add_argument("--kernels", type=Path, required=True, metavar="DIR", help="what `prepare` wrote")
-        p.add_argument("--only", nargs="+", default=[], metavar="KEY", help=only)
-        p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run without peers")
-    warm.add_argument("--slice", default="0/1", metavar="I/N", help="this process's share")
-    p = measure
+def options(commands: Any, only: str, output: Path, budget: float) -> argparse.ArgumentParser:
+    """The parser of `run`; `only` says which keys `--only` chooses."""
+    p = commands.add_parser("run", help="measure, or continue a run")
+    p.add_argument("--kernels", type=Path, required=True, metavar="DIR", help="what `prepare` wrote")
+    p.add_argument("--only", nargs="+", default=[], metavar="KEY", help=only)
+    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run without peers")
     p.add_argument("-o", "--output", type=Path, default=output, help="the JSON (%(default)s)")
-    p.add_argument("--workers", type=int, default=0, help="processes that compile everything beforehand")
+    p.add_argument("--workers", type=int, default=0, help="cells that are built and checked at once, each in a process")
+    p.add_argument("--mate", nargs=2, help=argparse.SUPPRESS)  # of such a process: where it is told to begin, its cell
     p.add_argument("--budget", type=float, default=budget, metavar="S", help="no cell starts later (%(default)s)")
     p.add_argument("--rep", type=float, default=45.0, metavar="MS", help="milliseconds a measurement (%(default)s)")
     p.add_argument("--rounds", type=int, default=3, help="turns that a measurement is split into (%(default)s)")
-    return measure, warm
+    return p

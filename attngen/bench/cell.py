@@ -73,6 +73,7 @@ def timed(
 ) -> None:
     """Adds each direction's times to the records of those who are right in it. `work(direction, contender)` is what is
     timed, `flops(direction)` what it is worth. Who fails leaves `ready`."""
+    turns.begin()
     for direction in directions:
         taking = {
             name: made

@@ -35,7 +35,7 @@ def mistakes() -> tuple[type[Exception], ...]:
 
 
 def nothing() -> None:
-    """The watch of a contender that can't fall back."""
+    """The watch of a contender that can't fall back, and what nobody waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,13 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How long each is timed: `rep_ms` in all, in so many turns."""
+    """How long each is timed: `rep_ms` in all, in so many turns. `begin` is called before, once all are checked."""
 
     device: str
     rounds: int
     warmup_ms: float
     rep_ms: float
+    begin: Callable[[], None] = nothing
 
 
 @dataclass(frozen=True, slots=True)

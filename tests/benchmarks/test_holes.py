@@ -166,3 +166,21 @@ def test_a_dry_run_is_right_and_names_its_commit(tmp_path: Path) -> None:
         set(found["kernels"]) == set(holes.SPECS) and found["commit"] == (tmp_path / "commit.txt").read_text().strip()
     )
     assert "strided:1x64:2/2:16" in shown
+
+
+def test_processes_take_turns(tmp_path: Path) -> None:
+    """Two cells are built at once; each is timed when both are ready, and one that comes to nothing is named."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    script = str(ROOT / "benchmarks/holes.py")
+    subprocess.run([sys.executable, script, "prepare", str(tmp_path)], env=environment, check=True)
+    output = tmp_path / "h.json"
+    run = (sys.executable, script, "run", "--kernels", str(tmp_path), "--device", "cpu", "--rep", "0", "--rounds", "1")
+    command = (*run, "--only", "strided", "rollouts", "--workers", "2", "-o", str(output))
+    late = subprocess.run((*command, "--budget", "3"), env=environment, capture_output=True, text=True)
+    assert late.returncode == 1 and "0 of 2 processes are ready" in late.stdout and not output.exists(), late.stdout
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 of 2 processes are ready" in done.stdout
+    cells = json.loads(output.read_text())["cells"]
+    assert [c["mask"] for c in cells] == ["rollouts", "strided"]
+    assert all(c["contenders"]["attngen"]["right"] for c in cells)
