@@ -17,7 +17,7 @@ import numpy.typing as npt
 from attngen.errors import UsageError
 from attngen.ir.walk import reads
 from attngen.plan import KernelPlan
-from attngen.plan.simulate import FULL, SKIPPED, of_dense_calls
+from attngen.plan.simulate import FULL, SKIPPED, visited
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def visits(
     tiles = pairs = masked = walked_queries = walked_keys = seen_queries = seen_keys = 0
     for b in range(batches):
         apart = range(0, heads, heads // differ)
-        own = [of_dense_calls(plan, sizes, params, tile=tile, axis=axis, b=b, h=h) for h in apart]
+        own = [visited(plan, sizes, params, tile=tile, axis=axis, b=b, h=h) for h in apart]
         grids = [own[h * differ // heads] for h in range(heads)]
         for h, grid in enumerate(grids):
             met = grid != SKIPPED

@@ -17,7 +17,7 @@ from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import SIZES, Expr, Symbol
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.data_tests import UNIT, DataTest
-from attngen.plan.mask.holes import TileTest
+from attngen.plan.mask.holes import TileTest, tile_test
 from attngen.plan.mask.ranges import TileRanges
 
 SKIPPED, PARTIAL, FULL = 0, 1, 2
@@ -68,7 +68,7 @@ def classify(
     return grid if axis == "k" else np.ascontiguousarray(grid.T)
 
 
-def of_dense_calls(
+def visited(
     plan: KernelPlan,
     sizes: Mapping[str, int],
     params: Mapping[str, Any],
@@ -82,9 +82,7 @@ def of_dense_calls(
     hold a pair."""
     if plan.map is None:
         return classify(plan, sizes, params, tile=tile, axis=axis, b=b, h=h)
-    can, must = _by_extremes(plan, plan.map, sizes, params, tile, b, h)
-    grid = np.where(must, np.int8(FULL), np.where(can, np.int8(PARTIAL), np.int8(SKIPPED)))
-    grid = by_pairs(plan, sizes, params, tile=tile, b=b, h=h, known=grid)
+    grid = by_pairs(plan, sizes, params, tile=tile, b=b, h=h)
     if axis == "k" and sizes["Sk"] % tile[1]:
         grid[:, -1] = np.minimum(grid[:, -1], PARTIAL)
     if axis == "q" and sizes["Sq"] % tile[0]:
@@ -92,58 +90,45 @@ def of_dense_calls(
     return grid
 
 
-def _by_extremes(
-    plan: KernelPlan,
-    test: TileTest,
-    sizes: Mapping[str, int],
-    params: Mapping[str, Any],
-    tile: tuple[int, int],
-    b: int,
-    h: int,
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """What the extremes of each tile's parts say of each pair of tiles: whether some pair may be allowed, and whether
-    all are."""
-    env = _of_head(plan, sizes, b, h)
-    first = np.arange(0, sizes["Sq"], tile[0]), np.arange(0, sizes["Sk"], tile[1])
-    at: dict[str, Any] = {**env, "q": np.arange(sizes["Sq"]), "k": np.arange(sizes["Sk"])}
-    for part in test.parts:
-        size, starts = (sizes["Sk"], first[1]) if part.of_keys else (sizes["Sq"], first[0])
-        value = np.broadcast_to(evaluate(part.value, at, params), (size,))
-        for end, reduced in zip(part.bounds, (np.minimum, np.maximum), strict=True):
-            assert isinstance(end, Symbol)
-            found = reduced.reduceat(value, starts)
-            env[end.id] = found[None, :] if part.of_keys else found[:, None]
-    shape = len(first[0]), len(first[1])
-    can, must = (np.broadcast_to(evaluate(e, env, params), shape) for e in (test.can, test.must))
-    return can, must
-
-
 def by_pairs(
-    plan: KernelPlan,
-    sizes: Mapping[str, int],
-    params: Mapping[str, Any],
-    *,
-    tile: tuple[int, int],
-    b: int,
-    h: int,
-    known: npt.NDArray[np.int8] | None = None,
+    plan: KernelPlan, sizes: Mapping[str, int], params: Mapping[str, Any], *, tile: tuple[int, int], b: int, h: int
 ) -> npt.NDArray[np.int8]:
-    """int8 [query tiles, key tiles]: 0 where the mask allows no pair, 2 where it allows all, else 1. `known`: the same,
-    but that 1 may be any."""
+    """int8 [query tiles, key tiles]: 0 where the mask allows no pair, 2 where it allows all, else 1. As a map's kernels
+    do, it asks the extremes of tiles first, and looks at the pairs of those that they leave open."""
     env = _of_head(plan, sizes, b, h)
-    rows, columns = -(-sizes["Sq"] // tile[0]), -(-sizes["Sk"] // tile[1])
-    grid = np.full((rows, columns), np.int8(PARTIAL)) if known is None else known.copy()
-    for row in range(rows):
-        left = np.flatnonzero(grid[row] == PARTIAL)
+    grid = np.full((-(-sizes["Sq"] // tile[0]), -(-sizes["Sk"] // tile[1])), np.int8(PARTIAL))
+    test = tile_test(plan.attention.mask, plan.facts)
+    if test is not None and grid.size:
+        can, must = _by_extremes(test, env, params, tile)
+        grid[:] = np.where(must, FULL, np.where(can, PARTIAL, SKIPPED))
+    for row, found in enumerate(grid):
+        left = np.flatnonzero(found == PARTIAL)
         if not len(left):
             continue
         env["q"] = np.arange(row * tile[0], min((row + 1) * tile[0], sizes["Sq"]))[:, None]
         keys = (left[:, None] * tile[1] + np.arange(tile[1])).reshape(-1)
         env["k"] = np.minimum(keys, sizes["Sk"] - 1)[None, :]  # the last one again, where there is none
         allowed = np.broadcast_to(evaluate(plan.attention.mask, env, params), (len(env["q"]), len(keys)))
-        some, every = (found.reshape(-1, tile[1]) for found in (allowed.any(0), allowed.all(0)))
-        grid[row, left] = np.where(every.all(1), FULL, np.where(some.any(1), PARTIAL, SKIPPED))
+        some, every = (x.reshape(-1, tile[1]) for x in (allowed.any(0), allowed.all(0)))
+        found[left] = np.where(every.all(1), FULL, np.where(some.any(1), PARTIAL, SKIPPED))
     return grid
+
+
+def _by_extremes(
+    test: TileTest, env: Mapping[str, Any], params: Mapping[str, Any], tile: tuple[int, int]
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """What the extremes of each tile's parts say of each pair of tiles: whether some pair may be allowed, and whether
+    all are. They are broadcast to a grid by who reads them."""
+    at: dict[str, Any] = {**env, "q": np.arange(env["Sq"]), "k": np.arange(env["Sk"])}
+    ends = dict(env)
+    for part in test.parts:
+        size, step = int(env["Sk" if part.of_keys else "Sq"]), tile[part.of_keys]
+        value = np.broadcast_to(evaluate(part.value, at, params), (size,))
+        for end, reduced in zip(part.bounds, (np.minimum, np.maximum), strict=True):
+            assert isinstance(end, Symbol)
+            found = reduced.reduceat(value, np.arange(0, size, step))
+            ends[end.id] = found[None, :] if part.of_keys else found[:, None]
+    return evaluate(test.can, ends, params), evaluate(test.must, ends, params)
 
 
 def _of_head(plan: KernelPlan, sizes: Mapping[str, int], b: int, h: int) -> dict[str, Any]:

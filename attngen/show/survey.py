@@ -15,7 +15,7 @@ import numpy as np
 from attngen.errors import InternalError, UsageError
 from attngen.ir.evaluate import Array, evaluate
 from attngen.plan import KernelPlan
-from attngen.plan.simulate import FULL, PARTIAL, SKIPPED, by_pairs, of_dense_calls
+from attngen.plan.simulate import FULL, PARTIAL, SKIPPED, by_pairs, visited
 
 _SAMPLES = 2048  # positions looked at along each side; all of them up to this length
 MOST_PAIRS = 2**28  # for so many the mask is evaluated in seconds
@@ -108,9 +108,10 @@ def survey(
     indices = {"b": batch, "h": head, "hkv": head // (sizes["Hq"] // sizes["Hkv"])}
     env = {**sizes, **indices, "q": rows[:, None], "k": columns[None, :]}
     allowed = np.broadcast_to(evaluate(plan.attention.mask, env, params), (len(rows), len(columns)))
-    tiles = of_dense_calls(plan, sizes, params, tile=tile, b=batch, h=head)
-    few = queries * keys <= MOST_PAIRS
-    held = by_pairs(plan, sizes, params, tile=tile, b=batch, h=head) if few else None
+    tiles = visited(plan, sizes, params, tile=tile, b=batch, h=head)
+    held = tiles if plan.map is not None else None
+    if held is None and tiles.size * tile[0] * tile[1] <= MOST_PAIRS:
+        held = by_pairs(plan, sizes, params, tile=tile, b=batch, h=head)
     kinds = tiles[rows[:, None] // tile[0], columns[None, :] // tile[1]]
     wrong = ((kinds == SKIPPED) & allowed) | ((kinds == FULL) & ~allowed)
     if wrong.any():

@@ -92,7 +92,7 @@ def _edits(at: ast.AST, function: ast.FunctionDef) -> Iterator[tuple[str, ast.ex
 @cache
 def _ints(function: ast.FunctionDef) -> list[str]:
     """Its params that are ints."""
-    return [a.arg for a in function.args.args if a.annotation is None and a.arg != "back"]
+    return [a.arg for a in function.args.args if a.annotation is None and a.arg not in ("back", "one")]
 
 
 def run_as_python(text: str, program: SimpleNamespace) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, event, given, settings, strategies as st
 from attngen.ir.evaluate import evaluate
 from attngen.plan import KernelPlan, plan
 from attngen.plan.mask.holes import tile_test
-from attngen.plan.simulate import FULL, SKIPPED, classify, of_dense_calls
+from attngen.plan.simulate import FULL, SKIPPED, classify, visited
 from attngen.plan.tiles.traits import in_turn
 from property import grammar
 from property.kernels import analysed
@@ -125,7 +125,7 @@ def test_maps_are_exact(mask: str, shape: tuple[dict[str, int], tuple[int, int]]
     b, h = seed % sizes["B"], seed % sizes["Hq"]
     pairs = allowed(planned, sizes, params, b, h)
     for axis in ("k", "q"):
-        grid = of_dense_calls(planned, sizes, params, tile=tile, axis=axis, b=b, h=h)
+        grid = visited(planned, sizes, params, tile=tile, axis=axis, b=b, h=h)
         for i, line in enumerate(tiles(pairs, tile)):
             for j, part in enumerate(line):
                 at = f"axis {axis}, query tile {i}, key tile {j} of\n{text}\nparams {params}"

@@ -177,11 +177,11 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             only=scope.only,
         ),
     )
+    ranges = of_sequences if options.sequences else frame
+    ranges_tests = _test_views(ranges)
     seq = None
     if sequences is not None:
-        tests_of_keys, tests_of_queries = (
-            tuple(t for t in _test_views(of_sequences) if t.axis == axis) for axis in "kq"
-        )
+        tests_of_keys, tests_of_queries = (tuple(t for t in ranges_tests if t.axis == axis) for axis in "kq")
         parts = SequenceParts(
             geometry=options.geometry,
             params=frame.params,
@@ -194,8 +194,8 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             backward=not options.forward,
         )
         seq = sequence_call_view(plan, call, parts)
-    ranges = of_sequences if options.sequences else frame
-    ranges_tests = with_bits(_test_views(ranges)) if hopper.some else _test_views(ranges)
+    if hopper.some:
+        ranges_tests = with_bits(ranges_tests)
     tables = {"TILES": tile_lines(tiles)}
     tables |= {"SPLIT": share_lines(split.table)} if split is not None else {}
     tables |= hopper.tables

@@ -94,7 +94,7 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
     dense, fetched = skeletons(found, tile), found.fetched
     slack = SLACK if plan.weights.form is Form.EXPONENTIAL and skeletons(found, None) else 0
     backwards = slack > 0 and _from_the_diagonal(plan)
-    test = found.test
+    test = plan.map
     keys, queries = (named("k"), named("q")) if test else (plan.key_loops, plan.query_loops)
     forward = HopperForward(
         rows=_rows(dense),
@@ -199,7 +199,7 @@ def _from_the_diagonal(plan: KernelPlan) -> bool:
 def _fastest(t: Traits, *, sequences: bool) -> Mapping[tuple[int, int], Skeleton]:
     plan = t.plan
     if (
-        plan.keys.tests and not t.test and len(plan.keys.any) > 2
+        plan.keys.tests and not plan.map and len(plan.keys.any) > 2
     ):  # a list's ends, in registers of their own, are too many
         return {}
     if not (plan.key_loops.full or plan.key_loops.partial):  # no query has a key
@@ -207,7 +207,7 @@ def _fastest(t: Traits, *, sequences: bool) -> Mapping[tuple[int, int], Skeleton
     match t.burden:
         case Burden.RANDOM:
             return {}
-        case Burden.PAIRS if t.test and not t.pairs and plan.weights.form is Form.EXPONENTIAL:
+        case Burden.PAIRS if plan.map and not t.pairs and plan.weights.form is Form.EXPONENTIAL:
             return _MAPPED
         case Burden.PAIRS if t.pairs or not t.reads_bits or is_dear(plan.pair_unit):
             return _PAIRS
@@ -215,9 +215,9 @@ def _fastest(t: Traits, *, sequences: bool) -> Mapping[tuple[int, int], Skeleton
             small = {dims: _three(128, ordered=True) for dims in ((32, 32), (64, 64))}
             return {**small, **_MIDDLE, **_LATENT, **_WIDE}
         case Burden.LIGHT | Burden.ENDS | Burden.SCORE | Burden.DATA:
-            exponential, some_whole = plan.weights.form is Form.EXPONENTIAL, bool(plan.key_loops.full or t.test)
-            if t.burden is Burden.DATA or (t.test and loads(plan.attention.mask)):
-                return (_MAPPED if t.test else _TESTED) if exponential and some_whole and not t.pairs else {}
+            exponential, some_whole = plan.weights.form is Form.EXPONENTIAL, bool(plan.key_loops.full or plan.map)
+            if t.burden is Burden.DATA or (plan.map and loads(plan.attention.mask)):
+                return (_MAPPED if plan.map else _TESTED) if exponential and some_whole and not t.pairs else {}
             if not exponential:
                 return {(192, 128): _PAIRS[192, 128], **_WIDE}
             if t.pairs:
@@ -271,10 +271,10 @@ def backward_skeletons(
     """
     plan = t.plan
     heavy = t.burden is Burden.RANDOM or plan.weights.form is not Form.EXPONENTIAL
-    some_whole = t.test or (plan.key_loops.full and plan.query_loops.full)
+    some_whole = plan.map or (plan.key_loops.full and plan.query_loops.full)
     if own is not None or heavy or not (some_whole or t.named):
         return {}
-    if not t.test and len(own_stretches(plan.queries)) != 1 and not t.begin_together:
+    if not plan.map and len(own_stretches(plan.queries)) != 1 and not t.begin_together:
         return {}
     if t.heads_differ_in_keys:
         return {}
@@ -282,7 +282,7 @@ def backward_skeletons(
         return {}
     # What is held beside the weights, a factor for each pair or its param, takes the registers of half a tile.
     beside = (
-        t.pairs or plan.diagonals or (t.named and not t.reads_bits) or not isinstance(plan.d_pair, Literal) or t.test
+        t.pairs or plan.diagonals or (t.named and not t.reads_bits) or not isinstance(plan.d_pair, Literal) or plan.map
     )
     narrow = replace(_BACKWARD[64, 64], queries=64 if beside or sequences else 128)
     wide = _BACKWARD[128, 128]

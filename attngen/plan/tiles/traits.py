@@ -16,7 +16,6 @@ from attngen.plan.hopper import Fetched
 from attngen.plan.ints.linear import from_linear, linear
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level, level_of
-from attngen.plan.mask.holes import TileTest
 from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
@@ -46,10 +45,6 @@ class Traits:
     row_terms: bool
     in_turn: bool
     begin_together: bool
-
-    @property
-    def test(self) -> TileTest | None:
-        return self.plan.map
 
 
 def traits(plan: KernelPlan) -> Traits:

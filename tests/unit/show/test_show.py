@@ -54,14 +54,14 @@ def test_head_out_of_range(options: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("kind", [0, 2])
 def test_a_plan_that_is_wrong_is_no_picture(monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
-    right = survey_module.of_dense_calls
+    right = survey_module.visited
 
     def wrong(*args: object, **options: object) -> np.ndarray:
         grid = right(*args, **options)  # type: ignore[arg-type]
         grid[1, 1] = kind
         return grid
 
-    monkeypatch.setattr(survey_module, "of_dense_calls", wrong)
+    monkeypatch.setattr(survey_module, "visited", wrong)
     with pytest.raises(InternalError, match=r"treats the pair q = 16, k = 1[67]"):
         look("mask = causal", 48, 48)
 
