@@ -22,6 +22,7 @@ from attngen.plan.ints.facts import Facts, facts
 from attngen.plan.ints.renaming import planner_takes, with_safe_sizes
 from attngen.plan.levels import Level, is_dear, level_of
 from attngen.plan.limits import Limits
+from attngen.plan.mask.apart import apart
 from attngen.plan.mask.holes import TileTest, map_of, sorted_apart
 from attngen.plan.mask.key_mask import keeps_key
 from attngen.plan.mask.loops import Loops, loops
@@ -102,6 +103,10 @@ class KernelPlan:
     def ramp(self) -> Ramp | None:
         """The logit as the forward kernel of compute capability 9.0 evaluates it, where that is not factor * unit."""
         return None if self.hopper is None or self.hopper.forward is None else self.hopper.forward.ramp
+
+    def mask(self, held: Level) -> Expr:
+        """As kernels ask it that hold a tile of queries, ROW, or of keys, COLUMN."""
+        return self.attention.mask if self.map is None else apart(self.attention.mask, held)
 
     @property
     def burden(self) -> Burden:
@@ -187,7 +192,7 @@ def of_dense_calls(plan: KernelPlan) -> KernelPlan:
 
 def evaluated(plan: KernelPlan) -> tuple[Expr, ...]:
     """Every expression that some kernel of the plan evaluates, loop bounds and data tests included."""
-    found = [plan.attention.mask, *numbers(plan), *(g.leaf for g in plan.gradients)]
+    found = [*_masks(plan), *numbers(plan), *(g.leaf for g in plan.gradients)]
     found += [*plan.attention.counter.values(), *(d for p in plan.attention.params for d in p.shape)]
     return (*found, *_bounds(plan))
 
@@ -205,7 +210,12 @@ def numbers(plan: KernelPlan) -> tuple[Expr, ...]:
 
 def decisions(plan: KernelPlan) -> tuple[Expr, ...]:
     """Of what is evaluated, the mask, loop bounds and data tests: what decides which pairs count."""
-    return (plan.attention.mask, *_bounds(plan))
+    return (*_masks(plan), *_bounds(plan))
+
+
+def _masks(plan: KernelPlan) -> tuple[Expr, ...]:
+    """As the file has it, and as kernels ask it."""
+    return tuple(dict.fromkeys((plan.attention.mask, plan.mask(Level.ROW), plan.mask(Level.COLUMN))))
 
 
 def _bounds(plan: KernelPlan) -> Iterator[Expr]:

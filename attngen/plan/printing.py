@@ -110,6 +110,8 @@ def _ints(plan: KernelPlan) -> Iterator[str]:
     yield f"sequences are shorter than 2**{c.longest_bits}"
     for e in c.wide:
         yield f"{c.ints.value}: {expression(e)}"
+    for e in c.clipped:
+        yield f"stays at the end of its dtype: {expression(e)}"
     for reach in c.reaches:
         yield f"-2**{reach.low} <= {reach.param} < 2**{reach.high}: the kernel {reach.why}"
 

@@ -15,6 +15,7 @@ from attngen.ir.attention import Attention
 from attngen.ir.checked import checked
 from attngen.ir.nodes import Apply, Expr, Load, Op
 from attngen.ir.walk import nodes
+from attngen.plan.ints.clipping import clipped
 from attngen.plan.ints.facts import Facts, facts as read_facts
 from attngen.plan.ints.guards import Access, Corner, accesses, corner
 from attngen.plan.ints.reach import Reach, reaches
@@ -24,10 +25,10 @@ from attngen.plan.ints.width import WideInts, longest, wide
 @dataclass(frozen=True, slots=True)
 class Choices:
     """`accesses`: how each load is guarded. `ints`: what the target does beyond 32 bits; `wide`: the operations that
-    may get there; `longest`: sequences must be shorter, a power of two. `plain_divisions`: `//` and `%` of which
-    neither side is negative, so that division towards zero is division downwards. `corners`: loads whose extreme
-    indices in a tile are known. `reaches`: how large ints of a call may be. `approximate`: functions that the target
-    may compute by one approximate instruction."""
+    may get there; `clipped`: others, which stay at the end of their tensor's dtype. `longest`: sequences must be
+    shorter, a power of two. `plain_divisions`: `//` and `%` of which neither side is negative, so that division towards
+    zero is division downwards. `corners`: loads whose extreme indices in a tile are known. `reaches`: how large ints of
+    a call may be. `approximate`: functions that the target may compute by one approximate instruction."""
 
     accesses: tuple[Access, ...]
     ints: WideInts
@@ -36,6 +37,7 @@ class Choices:
     plain_divisions: tuple[Apply, ...]
     corners: tuple[Corner, ...]
     reaches: tuple[Reach, ...]
+    clipped: tuple[Apply, ...] = ()
     approximate: tuple[Apply, ...] = ()
 
     def access(self, load: Load) -> Access:
@@ -66,12 +68,14 @@ def choices(expressions: Iterable[Expr], attention: Attention, facts: Facts, int
     found = accesses(roots, attention.params, safe)
     corners = (corner(a.load) for a in found if not a.guarded)
     below = longest(roots, facts, ints)
+    stay = clipped(roots) if ints is WideInts.BITS_64 else ()
     return Choices(
         found,
         ints,
         below,
-        wide(roots, facts, safe, below),
+        tuple(e for e in wide(roots, facts, safe, below) if e not in stay),
         tuple(dict.fromkeys(plain)),
         tuple(c for c in corners if c is not None),
         reaches(roots, attention, safe) if ints is WideInts.BITS_64 else (),
+        stay,
     )

@@ -19,8 +19,9 @@ from dataclasses import replace
 
 from attngen.ir import printing
 from attngen.ir.checked import checked
-from attngen.ir.nodes import MOST_SHIFTED, Apply, Expr, Literal, Load, Op, Scalar, Type
-from attngen.ir.walk import children, nodes, params
+from attngen.ir.nodes import MOST_SHIFTED, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
+from attngen.ir.walk import children, nodes, params, substitute
+from attngen.plan.ints.clipping import clipped_at
 from attngen.plan.ints.divisions import is_division, shift
 from attngen.plan.ints.width import FARTHEST, LARGEST_TILE, WideInts
 from attngen.plan.kernel import KernelPlan, evaluated
@@ -47,7 +48,7 @@ def integer_width(plan: KernelPlan, work: Work) -> tuple[Claim, ...]:
     operations = dict.fromkeys(
         node for e in evaluated(plan) for node in nodes(e) if isinstance(node, Apply) and node.type is Type.INT
     )
-    arithmetic = [e for e in operations if e.op in _ARITHMETIC]
+    arithmetic = [e for e in operations if e.op in _ARITHMETIC and e not in plan.choices.clipped]
     powers = [e for e in arithmetic if e.op is Op.POW and not isinstance(e.args[1], Literal)]
     held = _params(plan, operations, work) | _exponents(plan, powers, work)
     wide = set[Expr]() if plan.choices.ints is WideInts.SATURATE else _wide(plan, operations)
@@ -71,6 +72,8 @@ def integer_width(plan: KernelPlan, work: Work) -> tuple[Claim, ...]:
     expanded = [e for e in operations if is_division(e) and e not in plain and shift(e) is None]
     if expanded:
         claims.append(_expansions(plan, expanded, wide, work))
+    if plan.choices.clipped:
+        claims.append(_clipped(plan, work))
     if plan.choices.ints is WideInts.BITS_64:  # else they are shifted, which is right for every int
         claims.append(_rounding(plan, wide, work, held))
     if plan.choices.ints is WideInts.BITS_64 and all(isinstance(c.verdict, Proved) for c in claims):
@@ -189,6 +192,30 @@ def _expansions(plan: KernelPlan, operations: list[Apply], wide: set[Expr], work
             what = f"is printed with a step that leaves {bits} bits, or that does not round down"
             return Claim("divisions", sentence, _verdict(e, answer, what), span=e.span)
     return Claim("divisions", sentence, Proved("z3"))
+
+
+def _clipped(plan: KernelPlan, work: Work) -> Claim:
+    """Of the comparisons in which they stand, for elements of 32 bits and of 64."""
+    count = len(plan.choices.clipped)
+    sentence = f"{count} sums that stay at the end of their dtype compare with elements as the sums themselves do"
+    own, other = (Symbol(name, Type.INT) for name in ("own", "other"))
+    for e in dict.fromkeys(n for root in evaluated(plan) for n in nodes(root)):
+        for bound in (c for c in children(e) if isinstance(c, Apply) and c in plan.choices.clipped):
+            names = {bound.args[0]: own, **{a: other for a in children(e) if a is not bound}}
+            for bits in (32, 64):
+                context = SolverContext()
+                kept = substitute(clipped_at(bound, bits), names)
+                exact = context.term(substitute(e, names))
+                inside = [t for s in (own, other) for t in _inside(context.term(s), bits)]
+                same = context.term(substitute(substitute(e, {bound: kept}), names)) == exact
+                answer = context.ask(inside, context.all_of([same, *_inside(context.term(kept), bits)]), work.part())
+                if not isinstance(answer, Holds):
+                    return Claim("ends of dtypes", sentence, _verdict(e, answer, "differs"), span=e.span)
+    return Claim("ends of dtypes", sentence, Proved("z3"))
+
+
+def _inside(value: Term, bits: int) -> list[Term]:
+    return [value >= -(2 ** (bits - 1)), value < 2 ** (bits - 1)]
 
 
 def _rounding(plan: KernelPlan, wide: set[Expr], work: Work, held: Mapping[Expr, Ends]) -> Claim:

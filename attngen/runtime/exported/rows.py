@@ -229,6 +229,20 @@ def listed(value, lists, exists, size, stride):
 
 
 @triton.jit
+def less(x, by: tl.constexpr):
+    """x - by, or the least int of x's dtype where that is less."""
+    found = tl.maximum(x, by - 2**63) if x.dtype == tl.int64 else tl.maximum(x, by - 2**31)
+    return found - by
+
+
+@triton.jit
+def more(x, by: tl.constexpr):
+    """x + by, or the greatest int of x's dtype where that is more."""
+    found = tl.minimum(x, 2**63 - 1 - by) if x.dtype == tl.int64 else tl.minimum(x, 2**31 - 1 - by)
+    return found + by
+
+
+@triton.jit
 def tanh(x, FAST: tl.constexpr):
     """tanh by one exponential, or near 0 by its series, where the subtraction would lose digits.
 

@@ -100,6 +100,8 @@ class Printer:
         if e.type is Type.INT and e in self.choices.wide:
             args[0] = atom(f"tl.cast({args[0][0]}, tl.int64)")
         texts = [a[0] for a in args]
+        if e in self.choices.clipped:
+            return atom(f"rows.{'less' if e.op is Op.SUB else 'more'}({', '.join(texts)})")
         if e.op in _INFIX:
             sign, strength = _INFIX[e.op]
             if e.type is Type.BOOL and e.args[0].type is Type.FLOAT and level_of(e) is Level.HEAD:
@@ -209,6 +211,17 @@ class Printer:
             return replace(self, names=names).text(e.indices[found.axis])
 
         return found.axis, corner(highest=False), corner(highest=True)
+
+    def stored(self, e: Load) -> str:
+        """The dtype of an element, once it is loaded."""
+        match e.type:
+            case Type.FLOAT:
+                return "tl.float32"
+            case Type.BOOL:
+                return "tl.int1"
+            case Type.INT:
+                small = self.params[e.param].storage in SMALL_INTS
+                return "tl.int32" if small else f"{self.param_names[e.param]}_ptr.dtype.element_ty"
 
     def _load(self, e: Load) -> tuple[str, int]:
         pointer = f"{self.param_names[e.param]}_ptr"

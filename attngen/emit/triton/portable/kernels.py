@@ -66,7 +66,7 @@ def kernel_code(
     extra = (*extra, *(w.found for w in words))
     code = writer.write(
         results,
-        frame.plan.attention.mask,
+        frame.plan.mask(held),
         known=known,
         used_by_template=extra,
         outside=outside,
