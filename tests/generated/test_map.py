@@ -12,7 +12,7 @@ import torch
 
 import attngen
 from attngen.ir.evaluate import evaluate
-from attngen.plan.simulate import FULL, SKIPPED, of_dense_calls
+from attngen.plan.simulate import FULL, SKIPPED, visited
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are called beneath the file's host code")
 
@@ -56,18 +56,24 @@ MASKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def lists(
-    module: ModuleType, kernel: attngen.Kernel, walked: str, params: dict[str, Any], *, apart: bool
+    module: ModuleType,
+    kernel: attngen.Kernel,
+    walked: str,
+    params: dict[str, Any],
+    tiles: tuple[int, int],
+    *,
+    apart: bool,
 ) -> list[list[tuple[int, int]]]:
     """What is listed for each row: tiles, and whether they need no mask. `apart`: those that need none first, as
     portable kernels walk them."""
     assert kernel.plan.map is not None
     whose = kernel.plan.map.lists
     n_lists = (SIZES["B"] if whose.by_batch else 1) * (SIZES["Hkv" if whose.shared else "Hq"] if whose.by_head else 1)
-    counts = [-(-SIZES[size] // tile) for size, tile in zip(("Sq", "Sk"), TILES, strict=True)]
+    counts = [-(-SIZES[size] // tile) for size, tile in zip(("Sq", "Sk"), tiles, strict=True)]
     n_held, n_walked = counts if walked == "keys" else counts[::-1]
     words = (n_walked + 31) // 32
     given: dict[str, Any] = {**SIZES, "scale": 0.25, "n_held": n_held, "n_walked": n_walked, "met_ptr": None}
-    given |= {"BQ": TILES[0], "BK": TILES[1], "ROWS": TILES[0], "CUT": apart}
+    given |= {"BQ": tiles[0], "BK": tiles[1], "ROWS": tiles[0], "CUT": apart}
     ends = 2 * len(kernel.plan.map.parts)
     for name, count in (("q_ends", counts[0] * ends), ("k_ends", counts[1] * ends)):
         given[f"{name}_ptr"] = torch.zeros(n_lists * count, dtype=torch.int64)
@@ -98,7 +104,9 @@ def lists(
     ]
 
 
-def right(kernel: attngen.Kernel, walked: str, params: dict[str, Any], *, apart: bool) -> list[list[tuple[int, int]]]:
+def right(
+    kernel: attngen.Kernel, walked: str, params: dict[str, Any], tiles: tuple[int, int], *, apart: bool
+) -> list[list[tuple[int, int]]]:
     """The same by every pair, for the first batch and head of those that share a list."""
     assert kernel.plan.map is not None
     whose = kernel.plan.map.lists
@@ -110,7 +118,7 @@ def right(kernel: attngen.Kernel, walked: str, params: dict[str, Any], *, apart:
     for batch in range(2) if whose.by_batch else [0]:
         for head in heads if whose.by_head else [0]:
             seen = mask[batch, head] if walked == "keys" else mask[batch, head].T
-            held, tile = TILES if walked == "keys" else TILES[::-1]
+            held, tile = tiles if walked == "keys" else tiles[::-1]
             for q0 in range(0, 200, held):
                 row = [(k0 // tile, seen[q0 : q0 + held, k0 : k0 + tile]) for k0 in range(0, 200, tile)]
                 whole = [
@@ -120,17 +128,24 @@ def right(kernel: attngen.Kernel, walked: str, params: dict[str, Any], *, apart:
     return rows
 
 
+NARROW = {"keys": (64, 4), "queries": (4, 32)}
+"""Tiles of so few that a row of the map has two words."""
+
+
 @pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("walked", ["keys", "queries"])
 @pytest.mark.parametrize("name", MASKS)
-def test_tiles_that_hold_a_pair_are_listed_and_no_others(name: str, walked: str, apart: bool) -> None:
+def test_tiles_that_hold_a_pair_are_listed_and_no_others(name: str, walked: str, narrow: bool, apart: bool) -> None:
     text, params = MASKS[name]
     kernel = attngen.compile(f"attention holes\n\n{text}")
     assert kernel.function is not None
-    found = lists(sys.modules[kernel.function.__module__], kernel, walked, params, apart=apart)
-    expected = right(kernel, walked, params, apart=apart)
+    tiles = NARROW[walked] if narrow else TILES
+    found = lists(sys.modules[kernel.function.__module__], kernel, walked, params, tiles, apart=apart)
+    expected = right(kernel, walked, params, tiles, apart=apart)
     assert found == expected
-    n_walked = -(-200 // TILES[walked == "keys"])
+    n_walked = -(-200 // tiles[walked == "keys"])
+    assert n_walked > 32 or not narrow
     assert any(len(row) < n_walked for row in expected)
 
 
@@ -146,8 +161,24 @@ def test_pictures_and_counts_have_the_same_tiles(name: str, axis: str) -> None:
     found: list[list[tuple[int, int]]] = []
     for b in range(2) if whose.by_batch else [0]:
         for h in heads if whose.by_head else [0]:
-            grid = of_dense_calls(kernel.plan, SIZES, params, tile=TILES, axis=axis, b=b, h=h)
+            grid = visited(kernel.plan, SIZES, params, tile=TILES, axis=axis, b=b, h=h)
             for row in grid if axis == "k" else grid.T:
                 met = [(int(at), int(row[at] == FULL)) for at in np.flatnonzero(row != SKIPPED)]
                 found.append(sorted(met, key=lambda entry: -entry[1]))
-    assert found == right(kernel, "keys" if axis == "k" else "queries", params, apart=True)
+    assert found == right(kernel, "keys" if axis == "k" else "queries", params, TILES, apart=True)
+
+
+def test_a_gradient_with_an_element_for_each_pair_asks_the_map_beyond_its_first_word() -> None:
+    """Tiles of 16 x 16, of which a row has 36."""
+    S, generator = 570, torch.Generator().manual_seed(0)
+    text = "param bias: f32[Sq, Sk]\nscore = qk * scale + bias[q, k]\nmask = (q - k) // 16 % 7 == 3\nassume Sq == Sk\n"
+    kernel = attngen.compile(f"attention holes\n\n{text}", tile=(16, 16))
+    assert kernel.plan.map is not None
+    q, k, v = (torch.randn(1, 1, S, 16, generator=generator) for _ in range(3))
+    bias = torch.randn(S, S, generator=generator, requires_grad=True)
+    (found,) = torch.autograd.grad(kernel(q, k, v, bias=bias).square().sum(), bias)
+    at = torch.arange(S)
+    allowed = (at[:, None] - at).div(16, rounding_mode="floor") % 7 == 3
+    out = torch.softmax((q @ k.mT / 4 + bias).masked_fill(~allowed, float("-inf")), -1).nan_to_num() @ v
+    (wanted,) = torch.autograd.grad(out.square().sum(), bias)
+    torch.testing.assert_close(found, wanted.nan_to_num(), rtol=1e-3, atol=1e-4)

@@ -7,6 +7,7 @@ every tile, and looks at the pairs of those that are left (`templates/triton/por
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -36,6 +37,9 @@ from attngen.plan.mask.ranges import TileRanges
 
 Bounds = tuple[Expr, Expr]
 
+_MOST_APART = 2
+"""Of the indices by which an element is found, those that may differ in a tile: four elements are read then."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -62,12 +66,28 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TileTest:
-    """`can`: some pair may be allowed; `must`: all are. `lists`: which batches and heads may have maps of their own."""
+    """`can`: some pair may be allowed; `must`: all are; `mixed`: some are, and others are not, for certain. `lists`:
+    which batches and heads may have maps of their own."""
 
     parts: tuple[Part, ...]
     can: Expr
     must: Expr
+    mixed: Expr
     lists: Lists
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What extremes say of a condition, each a bool: `can`, some pair of the tiles may meet it; `must`, all do; `some`,
+    one does for certain; `hole`, one does not for certain."""
+
+    can: Expr
+    must: Expr
+    some: Expr = FALSE
+    hole: Expr = FALSE
+
+
+_UNKNOWN = Found(TRUE, FALSE)
 
 
 def tile_test(mask: Expr, facts: Facts) -> TileTest | None:
@@ -77,9 +97,10 @@ def tile_test(mask: Expr, facts: Facts) -> TileTest | None:
     if any(rounded) or reads(mask, "D", "Dv"):
         return None
     asked = _Asked(facts)
-    can, must = asked.condition(mask)
+    found = asked.condition(mask)
+    mixed = conjunction(found.some, found.hole)
     lists = Lists(reads(mask, "b"), reads(mask, "h", "hkv"), shared=not reads(mask, "h"))
-    return TileTest(tuple(asked.parts), can, must, lists)
+    return TileTest(tuple(asked.parts), found.can, found.must, mixed, lists)
 
 
 def map_of(mask: Expr, keys: TileRanges, facts: Facts) -> TileTest | None:
@@ -118,62 +139,74 @@ class _Asked:
         self.parts.append(Part(f"test{len(self.parts)}", e))
         return self.parts[-1].bounds
 
-    def condition(self, c: Expr) -> Bounds:
-        """(can, must): implied by `c` at some pair of the two tiles, and implying `c` at all of them."""
+    def condition(self, c: Expr) -> Found:
         if isinstance(c, Literal):
-            return c, c
+            return Found(c, c, c, apply(Op.NOT, c))
         if level_of(c) is not Level.PAIR:
             least, most = self.part(apply(Op.TO_INT, c))
-            return apply(Op.EQ, most, integer(1)), apply(Op.EQ, least, integer(1))
+            can, must = apply(Op.EQ, most, integer(1)), apply(Op.EQ, least, integer(1))
+            return Found(can, must, can, apply(Op.NOT, must))
         if isinstance(c, Load):
             return self.element(c)
         if not isinstance(c, Apply):
-            return TRUE, FALSE
+            return _UNKNOWN
         match c.op:
-            case Op.AND | Op.OR:
-                join = conjunction if c.op is Op.AND else disjunction
-                found = [self.condition(a) for a in c.args]
-                return join(*(can for can, _ in found)), join(*(must for _, must in found))
+            case Op.AND:
+                return _all_of([self.condition(a) for a in c.args])
+            case Op.OR:
+                return _opposite(_all_of([_opposite(self.condition(a)) for a in c.args]))
             case Op.NOT:
-                can, must = self.condition(c.args[0])
-                return apply(Op.NOT, must), apply(Op.NOT, can)
+                return _opposite(self.condition(c.args[0]))
             case Op.SELECT:
-                (can, must), then, otherwise = (self.condition(a) for a in c.args)
-                never = apply(Op.NOT, can)
-                return (
-                    disjunction(conjunction(can, then[0]), conjunction(apply(Op.NOT, must), otherwise[0])),
-                    disjunction(conjunction(must, then[1]), conjunction(never, otherwise[1])),
+                asked, then, otherwise = (self.condition(a) for a in c.args)
+                never = apply(Op.NOT, asked.can)
+                return Found(
+                    disjunction(
+                        conjunction(asked.can, then.can), conjunction(apply(Op.NOT, asked.must), otherwise.can)
+                    ),
+                    disjunction(conjunction(asked.must, then.must), conjunction(never, otherwise.must)),
                 )
             case Op.LE | Op.LT | Op.EQ | Op.NE:
                 return self.comparison(c)
             case _:
-                return TRUE, FALSE
+                return _UNKNOWN
 
-    def element(self, c: Load) -> Bounds:
-        """A bool of a block of pairs, or whether a block's list has an element: known where both tiles lie in one."""
+    def element(self, c: Load) -> Found:
+        """A bool of a block of pairs, or whether a block's list has an element: known where each tile lies in one block
+        or in two."""
         read = c.indices if c.member is None else (*c.indices, c.member)
         found = _all_known((i, i) if level_of(i) is Level.HEAD else self.bounds(i) for i in read)
-        if found is None:
-            return TRUE, FALSE
-        alone = conjunction(*(apply(Op.EQ, *end) for end in found if end[0] != end[1]))
-        one = tuple(least if least == most else select(alone, least, integer(0)) for least, most in found)
-        there = Load(c.param, one[: len(c.indices)], Type.BOOL, member=None if c.member is None else one[-1])
-        return disjunction(apply(Op.NOT, alone), there), conjunction(alone, there)
+        apart = [end for end in found or () if end[0] != end[1]]
+        if found is None or len(apart) > _MOST_APART:
+            return _UNKNOWN
+        near = conjunction(*(apply(Op.LE, sub(most, least), integer(1)) for least, most in apart))
+        there: list[Expr] = []
+        for at in itertools.product(*(dict.fromkeys(end) for end in found)):
+            indices, member = (at, None) if c.member is None else (at[:-1], at[-1])
+            there.append(Load(c.param, indices, Type.BOOL, member=member))
+        every, some = conjunction(*there), disjunction(*there)
+        can, must = disjunction(apply(Op.NOT, near), some), conjunction(near, every)
+        sides = [level_of(i) for i in read if level_of(i) is not Level.HEAD]
+        if sorted(sides) != sorted({Level.ROW, Level.COLUMN} & {*sides}):
+            return Found(can, must)  # no pair need have the extremes of two indices that one tile decides
+        return Found(can, must, conjunction(near, some), conjunction(near, apply(Op.NOT, every)))
 
-    def comparison(self, c: Apply) -> Bounds:
+    def comparison(self, c: Apply) -> Found:
         if c.args[0].type is Type.BOOL:
-            return TRUE, FALSE
+            return _UNKNOWN
         left, right = (self.bounds(a) for a in c.args)
         if left is None or right is None:
-            return TRUE, FALSE
+            return _UNKNOWN
         (a, b), (low, high) = left, right
-        match c.op:
-            case Op.LE | Op.LT:
-                return apply(c.op, a, high), apply(c.op, b, low)
-            case _:
-                touch = conjunction(apply(Op.LE, a, high), apply(Op.LE, low, b))
-                same = conjunction(apply(Op.LE, b, low), apply(Op.LE, high, a))  # both are one number
-                return (touch, same) if c.op is Op.EQ else (apply(Op.NOT, same), apply(Op.NOT, touch))
+        # Where a tile decides each side alone, their extremes meet in some pair.
+        alone = Level.PAIR not in map(level_of, c.args)
+        if c.op in (Op.LE, Op.LT):
+            can, must = apply(c.op, a, high), apply(c.op, b, low)
+            return Found(can, must, can, apply(Op.NOT, must)) if alone else Found(can, must)
+        touch = conjunction(apply(Op.LE, a, high), apply(Op.LE, low, b))
+        same = conjunction(apply(Op.LE, b, low), apply(Op.LE, high, a))  # both are one number
+        known = Found(touch, same, same, apply(Op.NOT, same)) if alone else Found(touch, same)
+        return known if c.op is Op.EQ else _opposite(known)
 
     def bounds(self, e: Expr) -> Bounds | None:
         """The least and the greatest value, or less and more than these; None where nothing is known."""
@@ -186,17 +219,35 @@ class _Asked:
         if not isinstance(e, Apply):
             return None
         if e.op is Op.TO_INT and e.args[0].type is Type.BOOL:
-            can, must = self.condition(e.args[0])
-            return select(must, integer(1), integer(0)), select(can, integer(1), integer(0))
+            found = self.condition(e.args[0])
+            return select(found.must, integer(1), integer(0)), select(found.can, integer(1), integer(0))
         if e.op is Op.SELECT:
-            (can, must), then, otherwise = self.condition(e.args[0]), self.bounds(e.args[1]), self.bounds(e.args[2])
+            asked, then, otherwise = self.condition(e.args[0]), self.bounds(e.args[1]), self.bounds(e.args[2])
             if then is None or otherwise is None:
                 return None
             ends = zip(then, otherwise, (minimum, maximum), strict=True)
-            least, most = (select(must, a, select(can, either(a, b), b)) for a, b, either in ends)
+            least, most = (select(asked.must, a, select(asked.can, either(a, b), b)) for a, b, either in ends)
             return least, most
-        found = _all_known(self.bounds(a) for a in e.args)
-        return None if found is None else _of_bounds(e, found)
+        parts = _all_known(self.bounds(a) for a in e.args)
+        return None if parts is None else _of_bounds(e, parts)
+
+
+def _all_of(found: list[Found]) -> Found:
+    """Of conditions that all are to hold: one of a pair for certain, the others of all."""
+    some = [
+        conjunction(f.some, *(other.must for other in found if other is not f)) if f.some != FALSE else FALSE
+        for f in found
+    ]
+    return Found(
+        conjunction(*(f.can for f in found)),
+        conjunction(*(f.must for f in found)),
+        disjunction(*some),
+        disjunction(*(f.hole for f in found)),
+    )
+
+
+def _opposite(found: Found) -> Found:
+    return Found(apply(Op.NOT, found.must), apply(Op.NOT, found.can), found.hole, found.some)
 
 
 def _all_known(found: Iterable[Bounds | None]) -> list[Bounds] | None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from attngen.ir.build import FALSE
 from attngen.plan.gpu_walks import GpuWalks
 from attngen.plan.kernel import KernelPlan, of_dense_calls
+from attngen.prove.obligations.lists import entries_answer
 from attngen.prove.obligations.orders import items_answer, order_answer, readers_answer
-from attngen.prove.obligations.tile_tests import test_answer
+from attngen.prove.obligations.tile_tests import apart_answer, mixed_answer, test_answer
 from attngen.prove.obligations.tile_walks import counts_answer
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim
@@ -42,6 +44,13 @@ def portable_walks(claims: WalkClaims) -> Iterator[Claim]:
     if plan.map is not None:
         sentence = "what the extremes of two tiles say of the mask holds for each of their pairs"
         yield claims.claim(MAP, sentence, test_answer(plan.attention, plan.map, claims.work))
+        if plan.map.mixed != FALSE:
+            sentence = "where the extremes of two tiles say that it holds for some pairs and not for others, so it is"
+            yield claims.claim(f"{MAP}, mixed", sentence, mixed_answer(plan.attention, plan.map, claims.work))
+        sentence = "comparisons whose sides are apart hold for the same pairs"
+        yield claims.claim("mask, apart", sentence, apart_answer(plan.attention.mask, claims.work))
+        sentence = "what is read from a list of a tile, for a batch and a head, was written for these"
+        yield claims.claim("lists, map", sentence, entries_answer(plan.map.lists, index, claims.work))
         dense = of_dense_calls(plan)
         assert dense.gpu_walks is not None
         yield from _walks(claims, dense, dense.gpu_walks, " of a list")

@@ -152,17 +152,25 @@ def _extremes_kernel(
 
 @triton.jit
 def _pairs(q0, q1, k0, call, BK: tl.constexpr):
-    """Whether the mask allows some pair of 32 queries from q0 on, up to q1, and a tile of keys, and whether all."""
+    """Whether the mask allows some pair of 32 queries from q0 on, up to q1, and a tile of keys, and whether all that
+    are inside their tensors."""
     _scale, _Hq, _Hkv, _Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
     q_idx = (q0 + tl.arange(0, 32))[:, None]
     head_term = Sk // 32 - 1 - 3
     centre = tl.minimum(tl.maximum(q_idx // 32, 3), head_term)
+    row_term = centre - 3
+    row_term_2 = centre + 3
     centre_2 = tl.minimum(tl.maximum(q_idx % 32, 3), 28)
+    row_term_3 = centre_2 - 3
+    row_term_4 = centre_2 + 3
     k_idx = (k0 + tl.arange(0, BK))[None, :]
     y_k = k_idx // 32
     x_k = k_idx % 32
-    allowed = tl.where((q_idx <= q1) & (k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3), 1, 0)
-    return tl.max(tl.max(allowed, 1), 0), tl.min(tl.min(allowed, 1), 0)
+    inside = (q_idx <= q1) & (k_idx < Sk)
+    allowed = (k_idx < Sk) & (row_term <= y_k) & (y_k <= row_term_2) & (row_term_3 <= x_k) & (x_k <= row_term_4)
+    some = tl.where(inside & allowed, 1, 0)
+    every = tl.where((inside == 0) | allowed, 1, 0)
+    return tl.max(tl.max(some, 1), 0), tl.min(tl.min(every, 1), 0)
 
 
 @triton.jit
@@ -231,8 +239,8 @@ def _map_keys_kernel(
     inside = (at + 1) * BK <= Sk
     if not CUT:
         inside &= (tile + 1) * BQ <= Sq
-    some = _bits(must)
-    every = _bits(must & inside)
+    every = _bits(must)
+    some = every
     left = _bits(there & (must == 0)
         & (tl.maximum(0, tl.maximum(test0_least - test1_most, -(test0_most - test1_least))) <= 3)
         & (tl.maximum(0, tl.maximum(test2_least - test3_most, -(test2_most - test3_least))) <= 3))
@@ -251,7 +259,7 @@ def _map_keys_kernel(
             every |= all_found << number
     words = map_ptr + (tl.cast(tl.program_id(0), tl.int64) // n_words) * (2 * n_words) + word
     tl.store(words, some)
-    tl.store(words + n_words, every)
+    tl.store(words + n_words, every & _bits(inside))
 
 
 @triton.jit(do_not_specialize=["n_held", "n_walked"])
@@ -309,8 +317,8 @@ def _map_queries_kernel(
     inside = (at + 1) * BQ <= Sq
     if not CUT:
         inside &= (tile + 1) * BK <= Sk
-    some = _bits(must)
-    every = _bits(must & inside)
+    every = _bits(must)
+    some = every
     left = _bits(there & (must == 0)
         & (tl.maximum(0, tl.maximum(test0_least - test1_most, -(test0_most - test1_least))) <= 3)
         & (tl.maximum(0, tl.maximum(test2_least - test3_most, -(test2_most - test3_least))) <= 3))
@@ -329,7 +337,7 @@ def _map_queries_kernel(
             every |= all_found << number
     words = map_ptr + (tl.cast(tl.program_id(0), tl.int64) // n_words) * (2 * n_words) + word
     tl.store(words, some)
-    tl.store(words + n_words, every)
+    tl.store(words + n_words, every & _bits(inside))
 
 
 @triton.jit(do_not_specialize=["n_held", "n_walked"])
@@ -370,7 +378,8 @@ def _list_queries_kernel(map_ptr, walks_ptr, tiles_ptr, met_ptr, n_held, n_walke
 def _attend_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
     """Folds the keys k0 … k0 + BK - 1 into a tile's state. `held`: values that do not depend on the key."""
     acc, row_max, row_sum = state
-    q, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2 = held
+    (q, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, row_term, row_term_2,
+        row_term_3, row_term_4) = held
     Sk = k_rows.stop
     k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
     k = rows.load(k_rows, k0, tiling.BK, tiling.D, MASKED)
@@ -384,7 +393,8 @@ def _attend_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: 
         + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
         tl.float32) * 1.4426950408889634)
     if MASKED:
-        x = tl.where((k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3), x, float("-inf"))
+        x = tl.where((k_idx < Sk) & (row_term <= y_k) & (y_k <= row_term_2) & (row_term_3 <= x_k) & (x_k <= row_term_4),
+            x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows without a key so far
     rescale = tl.exp2(row_max - shift)
@@ -430,8 +440,13 @@ def _forward_kernel(
     y_q = q_idx // 32
     x_q = q_idx % 32
     centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
+    row_term = centre - 3
+    row_term_2 = centre + 3
     centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
-    held = (q, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2)
+    row_term_3 = centre_2 - 3
+    row_term_4 = centre_2 + 3
+    held = (q, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, row_term, row_term_2,
+        row_term_3, row_term_4)
     state = rows.no_keys(BQ, Dv)
     n_whole, n_listed, listed = rows.listed_tiles(walks_ptr, tiles_ptr,
         items.entry_of(items.list_of(batch, kv_head, Hkv, False, False), tile, tl.cdiv(Sq, BQ), 0, 1), tl.cdiv(Sk, BK))
@@ -554,7 +569,8 @@ def _weigh(row_sum, row_max, qk, k0, masked, terms, config: gl.constexpr):
 
     `terms`: values that do not depend on the key.
     """
-    Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2 = terms
+    (Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, row_term, row_term_2,
+        row_term_3, row_term_4) = terms
     BK: gl.constexpr = config.BK
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     y_k = k_idx // 32
@@ -567,7 +583,8 @@ def _weigh(row_sum, row_max, qk, k0, masked, terms, config: gl.constexpr):
         tl.float32) * 1.4426950408889634)
     if masked:
         sm90.opaque(k0)  # else the compilers may make the mask for every tile
-        x = tl.where((k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3), x, float("-inf"))
+        x = tl.where((k_idx < Sk) & (row_term <= y_k) & (y_k <= row_term_2) & (row_term_3 <= x_k) & (x_k <= row_term_4),
+            x, float("-inf"))
     weight, sums, row_max, rescale = sm90.lagging_weights(x, row_max, 1.0, config.dtype, 8)
     row_sum = row_sum * rescale + sums
     return weight, rescale, row_sum, row_max
@@ -685,8 +702,13 @@ def _attend_tiles(results, rings, work, call, config: gl.constexpr, PART: gl.con
         y_q = q_idx // 32
         x_q = q_idx % 32
         centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
+        row_term = centre - 3
+        row_term_2 = centre + 3
         centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
-        terms = (Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2)
+        row_term_3 = centre_2 - 3
+        row_term_4 = centre_2 + 3
+        terms = (Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, row_term,
+            row_term_2, row_term_3, row_term_4)
 
         acc = gl.zeros([64, config.BLOCK_DV], gl.float32, layout=acc_layout)
         row_sum, row_max = sm90.no_key_yet(no_scores)
@@ -823,8 +845,8 @@ def _rows_kernel(
 @triton.jit
 def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
     """Adds the keys k0 … k0 + BK - 1 to dQ."""
-    (q, d_out, row_lse, delta, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre,
-        centre_2) = held
+    (q, d_out, row_lse, delta, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q,
+        row_term, row_term_2, row_term_3, row_term_4) = held
     Sk = k_rows.stop
     k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
     k = rows.load(k_rows, k0, tiling.BK, tiling.D, MASKED)
@@ -840,7 +862,7 @@ def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.cons
         + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
         tl.float32) * 1.4426950408889634 - row_lse)
     if MASKED:
-        allowed = (k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3)
+        allowed = (k_idx < Sk) & (row_term <= y_k) & (y_k <= row_term_2) & (row_term_3 <= x_k) & (x_k <= row_term_4)
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
@@ -875,9 +897,13 @@ def _dq_kernel(
     y_q = q_idx // 32
     x_q = q_idx % 32
     centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
+    row_term = centre - 3
+    row_term_2 = centre + 3
     centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
+    row_term_3 = centre_2 - 3
+    row_term_4 = centre_2 + 3
     held = (q, d_out, row_lse, delta, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q,
-        centre, centre_2)
+        row_term, row_term_2, row_term_3, row_term_4)
     dq = (tl.zeros([BQ, rows.block(D)], tl.float32))
     n_whole, n_listed, listed = rows.listed_tiles(walks_ptr, tiles_ptr,
         items.entry_of(items.list_of(batch, kv_head, Hkv, False, False), tile, tl.cdiv(Sq, BQ), 0, 1), tl.cdiv(Sk, BK))
@@ -896,7 +922,7 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
     """Adds the queries q0 … q0 + BQ - 1 to dK and dV. `held`: values that do not depend on the query."""
     dk, dv = state
     (k, v, row, lse_ptr, delta_ptr, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k,
-        x_k) = held
+        x_k, col_term, col_term_2, col_term_3, col_term_4) = held
     Sq = q_rows.stop
     head = q_rows.head
     queries = q0 + tl.arange(0, tiling.BQ)
@@ -922,7 +948,8 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
     if MASKED:
         centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
         centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
-        allowed = (q_idx < Sq) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3)
+        allowed = ((q_idx < Sq) & (col_term <= centre) & (centre <= col_term_2) & (col_term_3 <= centre_2)
+            & (centre_2 <= col_term_4))
         p = tl.where(allowed, p, 0.0)
     dv = tl.dot(p.to(d_out.dtype), d_out, dv, input_precision=PRECISION)
     dp = dp - delta
@@ -959,8 +986,12 @@ def _dkdv_kernel(
         head_term_2 = Sk // 32 - 1 - 3
         y_k = k_idx // 32
         x_k = k_idx % 32
+        col_term = y_k - 3
+        col_term_2 = y_k + 3
+        col_term_3 = x_k - 3
+        col_term_4 = x_k + 3
         held = (k, v, row, lse_ptr, delta_ptr, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term,
-            head_term_2, y_k, x_k)
+            head_term_2, y_k, x_k, col_term, col_term_2, col_term_3, col_term_4)
         state = (dk, dv)
         n_whole, n_listed, listed = rows.listed_tiles(walks_ptr, tiles_ptr,
             items.entry_of(items.list_of(batch, kv_head, Hkv, False, False), tile, tl.cdiv(Sk, BK), 0, 1),
@@ -981,8 +1012,8 @@ def _dkdv_kernel(
 @triton.jit
 def _sum_bias_tile(held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
     """d loss / d bias[h, k // 32 - q // 32 + 6, k % 32 - q % 32 + 6], for every pair of a tile, and the index."""
-    (q, d_out, row_lse, delta, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre,
-        centre_2) = held
+    (q, d_out, row_lse, delta, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q,
+        row_term, row_term_2, row_term_3, row_term_4) = held
     Sk = k_rows.stop
     k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
     k = rows.load(k_rows, k0, tiling.BK, tiling.D, MASKED)
@@ -998,7 +1029,7 @@ def _sum_bias_tile(held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.co
         + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
         tl.float32) * 1.4426950408889634 - row_lse)
     if MASKED:
-        allowed = (k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3)
+        allowed = (k_idx < Sk) & (row_term <= y_k) & (y_k <= row_term_2) & (row_term_3 <= x_k) & (x_k <= row_term_4)
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
@@ -1043,14 +1074,18 @@ def _sum_bias_kernel(
             y_q = q_idx // 32
             x_q = q_idx % 32
             centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
+            row_term = centre - 3
+            row_term_2 = centre + 3
             centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
+            row_term_3 = centre_2 - 3
+            row_term_4 = centre_2 + 3
             n_whole, n_listed, listed = rows.listed_tiles(walks_ptr, tiles_ptr,
                 items.entry_of(items.list_of(batch, kv_head, Hkv, False, False), query_tile, tl.cdiv(Sq, BQ), 0, 1),
                 tl.cdiv(Sk, BK))
             q = rows.load(q_rows, q0, BQ, D, True)
             d_out = rows.load(d_out_rows, q0, BQ, Dv, True)
             held = (q, d_out, row_lse, delta, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term,
-                y_q, x_q, centre, centre_2)
+                y_q, x_q, row_term, row_term_2, row_term_3, row_term_4)
             for step in tl.range(n_whole):
                 at = tl.load(listed + step)
                 contribution, index_0, index_1, index_2 = _sum_bias_tile(
@@ -1107,10 +1142,15 @@ def _kept_bits(like, q0, k0, call, config: gl.constexpr, BK: gl.constexpr):
     k_idx = sm90.opaque(k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, layout)))[:, None]
     head_term = Sk // 32 - 1 - 3
     y_k = k_idx // 32
+    col_term = y_k - 3
+    col_term_2 = y_k + 3
     x_k = k_idx % 32
+    col_term_3 = x_k - 3
+    col_term_4 = x_k + 3
     centre = tl.minimum(tl.maximum(q_idx // 32, 3), head_term)
     centre_2 = tl.minimum(tl.maximum(q_idx % 32, 3), 28)
-    allowed = (q_idx < Sq) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3) & (k_idx < Sk)
+    allowed = ((q_idx < Sq) & (col_term <= centre) & (centre <= col_term_2) & (col_term_3 <= centre_2)
+        & (centre_2 <= col_term_4) & (k_idx < Sk))
     low, high = allowed.reshape([BK, BQ // 2, 2]).split()
     return gl.where(low, 0xFFFF, 0) | gl.where(high, -65536, 0)
 
@@ -1121,7 +1161,8 @@ def _weigh_again(qk, row_lse, head, q0, terms, config: gl.constexpr, dtype: gl.c
     where the score is not linear in q . k, also the weights times its derivative. Packed, and not yet masked. `terms`:
     values that do not depend on the query.
     """
-    _Sq, _Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, _head_term_2, y_k, x_k = terms
+    (_Sq, _Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, _head_term_2, y_k, x_k, _col_term,
+        _col_term_2, _col_term_3, _col_term_4) = terms
     BQ: gl.constexpr = config.BQ
     columns: gl.constexpr = gl.SliceLayout(0, qk.type.layout)
     q_idx = (q0 + gl.arange(0, BQ, layout=columns))[None, :]
@@ -1339,9 +1380,15 @@ def _differentiate_tile(dk, dv, turn, at, masked, rings, held, terms, call, conf
     qk_token = warpgroup_mma(k_rows, q.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
     if config.EARLY:
         sm90.await_tile(rings.d_out, turn)
+    if not config.EARLY:  # then there are registers for the mask while the product of the scores runs
+        kept = sm90.all_bits(no_pairs)
+        if masked:
+            kept = _kept_bits(no_pairs, at * BQ, k0, call, config, HALF)
     qk = warpgroup_mma_wait(0, deps=(qk_token,))
     weight = _weigh_again(qk, row_lse, head, at * BQ, terms, config, dtype)
-    if masked:
+    if not config.EARLY:
+        weight &= kept
+    elif masked:
         kept = _kept_bits(no_pairs, at * BQ, k0, call, config, HALF)
         weight &= kept
     if not config.EARLY:
@@ -1397,7 +1444,12 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
             head_term_2 = Sk // 32 - 1 - 3
             y_k = k_idx // 32
             x_k = k_idx % 32
-            terms = (Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k)
+            col_term = y_k - 3
+            col_term_2 = y_k + 3
+            col_term_3 = x_k - 3
+            col_term_4 = x_k + 3
+            terms = (Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k,
+                col_term, col_term_2, col_term_3, col_term_4)
             held = (batch, head, kv_head, k0, k_idx)
             for step in range(begin, after):
                 at = items.tile_of_step(step, first, stop, back, False)
@@ -1626,7 +1678,12 @@ def _weigh_query_tiles(dv_desc, rings, work, call, config: gl.constexpr):
         head_term_2 = Sk // 32 - 1 - 3
         y_k = k_idx // 32
         x_k = k_idx % 32
-        terms = (Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k)
+        col_term = y_k - 3
+        col_term_2 = y_k + 3
+        col_term_3 = x_k - 3
+        col_term_4 = x_k + 3
+        terms = (Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k,
+            col_term, col_term_2, col_term_3, col_term_4)
         n_steps = tl.maximum(any_hi, 1)
         place = sm90.await_tile(rings.q, turn)
         qk_token = sm90.start_product(rings.k.tiles, 0, rings.q.tiles.index(place), no_pairs, config.BLOCK_D)
@@ -1796,7 +1853,8 @@ def _load_key_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, confi
 def _weigh_rows(qk, row_lse, k0, masked, terms, config: gl.constexpr):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1; if the score is not linear, also times its derivative.
     """
-    Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2 = terms
+    (Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, row_term, row_term_2,
+        row_term_3, row_term_4) = terms
     BK: gl.constexpr = config.BK
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     y_k = k_idx // 32
@@ -1808,7 +1866,7 @@ def _weigh_rows(qk, row_lse, k0, masked, terms, config: gl.constexpr):
         + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
         tl.float32) * 1.4426950408889634 - row_lse)
     if masked:
-        allowed = (k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3)
+        allowed = (k_idx < Sk) & (row_term <= y_k) & (y_k <= row_term_2) & (row_term_3 <= x_k) & (x_k <= row_term_4)
         p = tl.where(allowed, p, 0.0)
     return p
 
@@ -1841,8 +1899,13 @@ def _differentiate_key_tiles(dq_desc, rings, work, call, config: gl.constexpr, P
     y_q = q_idx // 32
     x_q = q_idx % 32
     centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
+    row_term = centre - 3
+    row_term_2 = centre + 3
     centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
-    terms = (Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2)
+    row_term_3 = centre_2 - 3
+    row_term_4 = centre_2 + 3
+    terms = (Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, row_term, row_term_2,
+        row_term_3, row_term_4)
     mbarrier.wait(rings.q.ready.index(PART), 0)
     for step in range(n_steps):
         k_place = sm90.await_tile(rings.k, step)

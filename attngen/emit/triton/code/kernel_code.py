@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import ParamView, derived
 from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.names import reserved
 from attngen.ir.build import TRUE, apply, conjunction
-from attngen.ir.nodes import Expr, Op, Symbol, Type
+from attngen.ir.nodes import Expr, Load, Op, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Binding, Level, schedule
@@ -46,6 +46,8 @@ _IN_GLUON = ("sm90.warpgroup_edges", "sm90.along_warpgroup")
 class KernelCode:
     """`head_lines` run once a head, `held_lines` once for the tile that is held; the others once for each walked tile.
 
+    `ahead`: by name, the dtypes of elements of walked positions that only the mask reads.
+
     `results` gives the text of each result by name, `allowed` that of the mask inside the tensor's edge, which may be a
     bare comparison. `arguments` are the kernel's names that the tile function reads beside those that the template
     passes itself.
@@ -62,6 +64,20 @@ class KernelCode:
     test_lines: tuple[str, ...]
     arguments: tuple[str, ...]
     range_arguments: tuple[str, ...]
+    ahead: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def mask_apart(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The lines of the mask that bind what is `ahead`, and the other ones."""
+        needed, first = {*self.ahead}, list[str]()
+        for line in reversed(self.mask_lines):
+            if _bound_names([line]).keys() & needed:
+                first.insert(0, line)
+                needed |= free_names([line])
+        own = free_names([*(line for line in self.mask_lines if line not in first), self.allowed])
+        late = (
+            line for line in self.mask_lines if line not in first or _bound_names([line]).keys() & own - {*self.ahead}
+        )
+        return tuple(first), tuple(late)
 
     def reads(self, name: str) -> bool:
         """Whether any of its lines reads `name`."""
@@ -183,10 +199,18 @@ class KernelWriter:
         for level in (Level.HEAD, self.held):
             for b in plan.at(level):
                 (head if level is Level.HEAD else held).append(self._line(b))
+        walked: list[Load] = []
         for b in plan.bindings:
             if b.level not in (Level.HEAD, self.held):
                 own = weight if reads(b.expr, "x", "ref") else score
                 (own if b.expr in ours else masked).append(self._line(b))
+                if (
+                    isinstance(b.expr, Load)
+                    and b.expr.member is None
+                    and b.level is not Level.PAIR
+                    and b.expr not in ours
+                ):
+                    walked.append(b.expr)
         edges = self._edges(spread, head)
         texts = {name: self.printer.text(e) for name, e in results.items()}
         outer = {name: self.printer.text(e) for name, e in outside.items()}
@@ -218,6 +242,7 @@ class KernelWriter:
             tuple(tested),
             tuple(n for n in available if n in inner),
             range_arguments,
+            {self.printer.names[e]: self.printer.stored(e) for e in walked},
         )
 
     def _guarded(self, expressions: Iterable[Expr], other: Iterable[Expr] = ()) -> dict[str, Expr]:

@@ -6,7 +6,7 @@ The expressions are Triton's own text, which Gluon takes as it is; Gluon adds la
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -105,7 +105,8 @@ class GluonView:
     queries need a mask there. `walked` are the ends that these two read. `terms` are what the weights of a tile read
     beside its scores. `lists`: whose lists there are, where data decides. `slack`: by how many powers of two the
     reference of weights may lag behind their maximum, or 0. `sequences`: whether it also takes tiles of sequences.
-    `fetched`: elements of pairs that come by tiles, if any do. `order`: the constants of `items.tile_of_item`.
+    `fetched`: elements of pairs that come by tiles, if any do. `ahead`: elements of keys that are asked for before
+    scores, by name, and their dtypes. `order`: the constants of `items.tile_of_item`.
     """
 
     code: KernelCode
@@ -137,6 +138,20 @@ class GluonView:
     sequences: bool
     table: Table
     fetched: FetchedView | None
+    ahead: Mapping[str, str]
+
+    @property
+    def ahead_lines(self) -> tuple[str, ...]:
+        """Bind the elements of keys that only the mask reads, which are asked for before scores."""
+        return self.code.mask_apart()[0]
+
+    @property
+    def columns(self) -> str:
+        return ", ".join(self.ahead)
+
+    @property
+    def mask_lines(self) -> tuple[str, ...]:
+        return self.code.mask_apart()[1] if self.ahead else self.code.mask_lines
 
     @property
     def descriptors(self) -> tuple[str, ...]:
@@ -155,8 +170,8 @@ class GluonView:
 
     @property
     def scored(self) -> tuple[str, ...]:
-        """A tile's products, and what else of its pairs is there."""
-        return ("qk", *(("pairs",) if self.fetched else ()))
+        """A tile's products, and what else of its pairs and keys is there."""
+        return ("qk", *(("pairs",) if self.fetched else ()), *self.ahead)
 
     @property
     def places(self) -> str:
@@ -263,6 +278,7 @@ def gluon_view(
         sequences=sequences,
         table=Table(kernel="_hopper_forward_kernel", kind=Skeleton, rows=keyed(table.items())),
         fetched=fetched,
+        ahead=code.ahead if map else {},
     )
 
 

@@ -15,7 +15,7 @@ from attngen.emit.triton.portable.data_tests import test_view
 from attngen.emit.triton.portable.forward import list_row
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.kernels import kernel_code, padded
-from attngen.emit.triton.portable.map import MapView, tiles_found
+from attngen.emit.triton.portable.map import MapView, map_made, tiles_found
 from attngen.emit.triton.portable.param_gradients import PairView, RowSum, pair_view
 from attngen.emit.triton.portable.views import BackwardView
 from attngen.ir.nodes import Load
@@ -56,9 +56,8 @@ def pair_gradient(frame: Frame, g: LeafGradient, map: MapView | None) -> PairVie
     code = padded(kernel_code(frame, Level.ROW, replace(found, pair=results, head={})), *_OPTIONAL)
     row_sum = row_sum.with_code(code, backward_view(frame).normalised)
     tests = tuple(test_view(frame, t, "k") for t in frame.plan.keys.tests)
-    before = tiles_found("keys", map, tests)
-    if map is not None and g.gather is not Gather.SCATTER:
-        before = before[:2]  # no list: it asks the map itself
+    asks = map is not None and g.gather is not Gather.SCATTER  # the map itself, and no list
+    before = map_made("keys", map, cut=True) if map is not None and asks else tiles_found("keys", map, tests)
     return pair_view(frame.plan, frame.params, g, code, row_sum.contribution, _visited(frame), before, frame.printer())
 
 

@@ -13,7 +13,7 @@ from attngen.emit.triton.code.lists import ListView, list_view
 from attngen.emit.triton.code.test_views import TestView
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.kernels import kernel_code
-from attngen.ir.build import TRUE
+from attngen.ir.build import FALSE, TRUE
 from attngen.ir.nodes import Expr, Symbol
 from attngen.ir.walk import loads
 from attngen.plan import passes
@@ -56,12 +56,13 @@ class MapAxisView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapView:
-    """`code` evaluates the mask for a tile of queries and one of keys; `can` and `must` are the test of
-    the tiles' extremes."""
+    """`code` evaluates the mask for a tile of queries and one of keys; `can`, `must` and `mixed` are
+    the test of the tiles' extremes."""
 
     code: KernelCode
     can: str
     must: str
+    mixed: str
     lists: ListView
     arguments: tuple[str, ...]
     unspecialized: list[str]
@@ -81,6 +82,7 @@ def map_view(frame: Frame, test: TileTest | None) -> MapView | None:
         code=kernel_code(frame, Level.ROW, passes.Pass({}, {})),
         can=_test(frame, test, test.can),
         must=_test(frame, test, test.must),
+        mixed=_test(frame, test, test.mixed) if test.mixed != FALSE else "",
         lists=lists,
         arguments=kernel.arguments,
         unspecialized=kernel.unspecialized,
@@ -127,56 +129,66 @@ def _test(frame: Frame, test: TileTest, condition: Expr) -> str:
 def tiles_found(
     walked: str, view: MapView | None, tests: tuple[TestView, ...], *, queries: str = "BQ"
 ) -> tuple[Launch, ...]:
-    """The kernels by which a portable one finds its tiles: a map, where there is one, or else the extremes of data in
-    tiles. `queries`: how many a tile has."""
-    return tests_apart(tests) if view is None else map_launches(view, walked, queries=queries, apart=True)
-
-
-def map_launches(
-    view: MapView, walked: str, counters: str = "", *, noted: bool = False, queries: str = "BQ", apart: bool = False
-) -> tuple[Launch, ...]:
-    """The kernel that finds extremes, the one that makes the map, and the one that lists what it names. `noted`: it
-    tells who waits for whom. `apart`: it lists first the tiles that need no mask, and the end of what is held asks
-    for none."""
-    of_queries, of_keys = f"host.ceil(Sq, {queries})", "host.ceil(Sk, BK)"
-    rows, tiles = (of_queries, of_keys) if walked == "keys" else (of_keys, of_queries)
+    """The kernels by which a portable one finds its tiles: a map and its lists, or else the extremes of data in tiles.
+    `queries`: how many a tile has."""
+    if view is None:
+        return tests_apart(tests)
+    rows, tiles = _counts(walked, queries)
     count = f"{rows}{view.lists.times}"
-    sizes = (f"BQ={queries}", "BK=BK")
-    ends = ((of_queries, "q", view.sides[0]), (of_keys, "k", view.sides[1]))
-    extremes = Launch(
-        kernel="_extremes_kernel",
-        grid=f"({of_keys} + {of_queries}){view.lists.times}",
-        constants=(*sizes, f"ROWS=host.padded({queries})", "num_warps=4"),
-        buffers=tuple(
-            f"{axis}_ends=(({tiles_of}{view.lists.times} * {max(1, len(side.ends))},), torch.int64)"
-            for tiles_of, axis, side in ends
-        ),
+    lists = Launch(
+        kernel="_sort_tiles_kernel",
+        grid=count,
+        constants=("num_warps=1",),
+        scalars=(f"n_walked={tiles}",),
+        buffers=(f"walks=((2 * {count},), torch.int32)", f"tiles=(({count} * {tiles},), torch.int32)"),
     )
-    words = f"{count} * (({tiles} + 31) // 32)"
-    found = Launch(
-        kernel=f"_map_{walked}_kernel",
-        grid=words,
-        constants=(*sizes, f"CUT={apart}", "num_warps=4"),
-        buffers=(f"map=((2 * {words},), torch.int32)",),
-    )
-    lists = f"tiles=(({count} * {tiles},), torch.int32)"
-    if apart:
-        listed = Launch(
-            kernel="_sort_tiles_kernel",
-            grid=count,
-            constants=("num_warps=1",),
-            scalars=(f"n_walked={tiles}",),
-            buffers=(f"walks=((2 * {count},), torch.int32)", lists),
-        )
-        return extremes, found, listed
+    return *map_made(walked, view, queries=queries, cut=True), lists
+
+
+def map_launches(view: MapView, walked: str, counters: str = "", *, noted: bool = False) -> tuple[Launch, ...]:
+    """A map, and the lists that kernels of compute capability 9.0 walk. `noted`: these tell who waits for whom."""
+    rows, tiles = _counts(walked, "BQ")
+    count = f"{rows}{view.lists.times}"
     absent = ("met=None",) if walked == "queries" and not noted else ()
-    listed = Launch(
+    lists = Launch(
         kernel=f"_list_{walked}_kernel",
         grid=count,
         constants=("num_warps=1",),
         scalars=(f"n_held={rows}", f"n_walked={tiles}", *absent),
-        buffers=(f"walks=(({count},), torch.int32)", lists),
+        buffers=(f"walks=(({count},), torch.int32)", f"tiles=(({count} * {tiles},), torch.int32)"),
         counters=counters,
         zeroed=True,
     )
-    return extremes, found, listed
+    return *map_made(walked, view, cut=False), lists
+
+
+def map_made(walked: str, view: MapView, *, queries: str = "BQ", cut: bool) -> tuple[Launch, Launch]:
+    """The kernel that finds extremes, and the one that makes the map. `cut`: tiles need no mask for it that the tensor
+    ends in the tile that is held."""
+    rows, tiles = _counts(walked, queries)
+    of_queries, of_keys = _counts("keys", queries)
+    times, sizes = view.lists.times, (f"BQ={queries}", "BK=BK")
+    ends = ((of_queries, "q", view.sides[0]), (of_keys, "k", view.sides[1]))
+    extremes = Launch(
+        kernel="_extremes_kernel",
+        grid=f"({of_keys} + {of_queries}){times}",
+        constants=(*sizes, f"ROWS=host.padded({queries})", "num_warps=4"),
+        buffers=tuple(
+            f"{axis}_ends=(({tiles_of}{times} * {max(1, len(side.ends))},), torch.int64)"
+            for tiles_of, axis, side in ends
+        ),
+    )
+    words = f"{rows}{times} * (({tiles} + 31) // 32)"
+    made = Launch(
+        kernel=f"_map_{walked}_kernel",
+        grid=words,
+        constants=(*sizes, f"CUT={cut}", "num_warps=4"),
+        buffers=(f"map=((2 * {words},), torch.int32)",),
+    )
+    return extremes, made
+
+
+def _counts(walked: str, queries: str) -> tuple[str, str]:
+    """How many rows a map of these tiles has for each list, and how many tiles a row."""
+    of_queries, of_keys = f"host.ceil(Sq, {queries})", "host.ceil(Sk, BK)"
+    return (of_queries, of_keys) if walked == "keys" else (of_keys, of_queries)
