@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from attngen.ir.build import integer
-from attngen.ir.nodes import Literal
+from attngen.ir.nodes import Apply, Expr, Literal, Op
 from attngen.ir.walk import loads, params, reads
 from attngen.plan.chips import Burden
 from attngen.plan.hopper import (
@@ -31,7 +31,7 @@ from attngen.plan.hopper import (
     Skeleton,
 )
 from attngen.plan.kernel import Gather, KernelPlan
-from attngen.plan.levels import is_dear, is_dear_for_pairs
+from attngen.plan.levels import Level, is_dear, is_dear_for_pairs, level_of
 from attngen.plan.mask.holes import TileTest, named
 from attngen.plan.mask.loops import Loops, Run
 from attngen.plan.mask.ranges import TileRanges
@@ -208,7 +208,7 @@ def _fastest(t: Traits, *, sequences: bool) -> Mapping[tuple[int, int], Skeleton
         case Burden.RANDOM:
             return {}
         case Burden.PAIRS if plan.map and not t.pairs and plan.weights.form is Form.EXPONENTIAL:
-            return _MAPPED
+            return {**_MAPPED, **_MIDDLE} if _of_large_blocks(plan.attention.mask) else _MAPPED
         case Burden.PAIRS if t.pairs or not t.reads_bits or is_dear(plan.pair_unit):
             return _PAIRS
         case Burden.PAIRS:
@@ -225,6 +225,19 @@ def _fastest(t: Traits, *, sequences: bool) -> Mapping[tuple[int, int], Skeleton
             if not some_whole:
                 return {**_MIDDLE, **_LATENT, **_WIDE}
             return {**_narrow(t, sequences=sequences), **_MIDDLE, **_LATENT, **_WIDE}
+
+
+def _of_large_blocks(mask: Expr) -> bool:
+    """Whether the mask reads data of blocks alone, each as large as a tile: then most tiles that it leaves need no
+    mask, and large tiles are faster: 733 us for 799 on an H200, 16 of 128 blocks of keys for each block of queries.
+    """
+
+    def large(e: Expr) -> bool:
+        return level_of(e) is Level.HEAD or (
+            isinstance(e, Apply) and e.op is Op.FLOORDIV and isinstance(e.args[1], Literal) and e.args[1].value >= 128
+        )
+
+    return all(large(i) for e in loads(mask) for i in (*e.indices, *((e.member,) if e.member else ())))
 
 
 def _narrow(t: Traits, *, sequences: bool) -> Mapping[tuple[int, int], Skeleton]:

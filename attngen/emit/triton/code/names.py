@@ -7,6 +7,7 @@ import functools
 from attngen.emit.text.reserved import BUILTINS, PARTS, POSITIONS, RUNS, template_names, test_names
 
 _MOST_DIMS = 9
+_MOST_BLOCKS = 99
 _LINES = frozenset({
     "above", "added", "below", "cell", "cells", "check", "counters", "counts", "d_lse", "delta_ptr", "deltas",
     "distances", "dq_parts", "n_counters", "num_warps", "drop", "exists",
@@ -32,6 +33,10 @@ def reserved() -> frozenset[str]:
         | PARTS
         | _LINES
         | {f"own_{name}" for name in RUNS | PARTS}
-        | {"cell_strides", *(f"index_{axis}" for axis in range(_MOST_DIMS))}
+        | {
+            "cell_strides",
+            *(f"index_{axis}" for axis in range(_MOST_DIMS)),
+            *(f"block{i}" for i in range(_MOST_BLOCKS)),
+        }
         | test_names("", "key_", "query_", ends=("", "_ptr", *(f"_{end}" for end in ends)))
     )

@@ -14,7 +14,7 @@ from attngen.emit.triton.code.test_views import TestView
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.kernels import kernel_code
 from attngen.ir.build import FALSE, TRUE
-from attngen.ir.nodes import Expr, Symbol
+from attngen.ir.nodes import Symbol
 from attngen.ir.walk import loads
 from attngen.plan import passes
 from attngen.plan.ints.guards import Access, AxisAccess
@@ -57,9 +57,10 @@ class MapAxisView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapView:
     """`code` evaluates the mask for a tile of queries and one of keys; `can`, `must` and `mixed` are
-    the test of the tiles' extremes."""
+    the test of the tiles' extremes, which reads what the lines `blocks` bind."""
 
     code: KernelCode
+    blocks: tuple[str, ...]
     can: str
     must: str
     mixed: str
@@ -76,13 +77,15 @@ def map_view(frame: Frame, test: TileTest | None) -> MapView | None:
         return None
     kernel, lists = frame.kernel_view(), list_view(test.lists)
     assert lists is not None
+    blocks, (can, must, mixed) = _test(frame, test)
     queries = _side(frame, Level.ROW, tuple(p for p in test.parts if not p.of_keys))
     keys = _side(frame, Level.COLUMN, tuple(p for p in test.parts if p.of_keys))
     return MapView(
         code=kernel_code(frame, Level.ROW, passes.Pass({}, {})),
-        can=_test(frame, test, test.can),
-        must=_test(frame, test, test.must),
-        mixed=_test(frame, test, test.mixed) if test.mixed != FALSE else "",
+        blocks=blocks,
+        can=can,
+        must=must,
+        mixed=mixed,
         lists=lists,
         arguments=kernel.arguments,
         unspecialized=kernel.unspecialized,
@@ -111,16 +114,23 @@ def _side(frame: Frame, level: Level, parts: tuple[Part, ...]) -> SideView:
     )
 
 
-def _test(frame: Frame, test: TileTest, condition: Expr) -> str:
-    """Elements are read within the tensor, whatever the extremes are."""
+def _test(frame: Frame, test: TileTest) -> tuple[tuple[str, ...], tuple[str, str, str]]:
+    """The lines that bind the elements which a test reads, inside the tensor whatever the extremes are, and its texts."""
+    conditions = (test.can, test.must, test.mixed)
+    elements = tuple(dict.fromkeys(e for c in conditions for e in loads(c)))
     choices = frame.plan.choices
-    everywhere = tuple(Access(e, (AxisAccess(False, low=True, high=True),) * len(e.indices)) for e in loads(condition))
+    everywhere = tuple(Access(e, (AxisAccess(False, low=True, high=True),) * len(e.indices)) for e in elements)
     printer = replace(frame.printer(), choices=replace(choices, accesses=(*everywhere, *choices.accesses)))
     for part in test.parts:
         for end in part.bounds:
             assert isinstance(end, Symbol)
             printer.bind(end, end.id)
-    return printer.text(condition)
+    lines: list[str] = []
+    for number, e in enumerate(elements):
+        lines.append(f"block{number} = {printer.text(e)}")
+        printer.bind(e, f"block{number}")
+    can, must, mixed = (printer.text(c) for c in conditions)
+    return tuple(lines), (can, must, mixed if test.mixed != FALSE else "")
 
 
 # ---------------------------------------------------------------- launches
