@@ -115,7 +115,7 @@ def _side(frame: Frame, level: Level, parts: tuple[Part, ...]) -> SideView:
 
 
 def _test(frame: Frame, test: TileTest) -> tuple[tuple[str, ...], tuple[str, str, str]]:
-    """The lines that bind the elements which a test reads, inside the tensor whatever the extremes are, and its texts."""
+    """The lines that bind the elements which a test reads, inside the tensor whatever the extremes are; its texts."""
     conditions = (test.can, test.must, test.mixed)
     elements = tuple(dict.fromkeys(e for c in conditions for e in loads(c)))
     choices = frame.plan.choices
