@@ -28,7 +28,7 @@ def clipped(expressions: Iterable[Expr]) -> tuple[Apply, ...]:
 
 
 def clipped_at(e: Apply, bits: int) -> Expr:
-    """What the runtime's `less` and `more` give for a dtype of so many bits."""
+    """What the runtime's `moved` gives for a dtype of so many bits."""
     x, by = e.args
     least, most = integer(-(2 ** (bits - 1))), integer(2 ** (bits - 1) - 1)
     return sub(maximum(x, add(least, by)), by) if e.op is Op.SUB else add(minimum(x, sub(most, by)), by)

@@ -229,17 +229,13 @@ def listed(value, lists, exists, size, stride):
 
 
 @triton.jit
-def less(x, by: tl.constexpr):
-    """x - by, or the least int of x's dtype where that is less."""
-    found = tl.maximum(x, by - 2**63) if x.dtype == tl.int64 else tl.maximum(x, by - 2**31)
-    return found - by
-
-
-@triton.jit
-def more(x, by: tl.constexpr):
-    """x + by, or the greatest int of x's dtype where that is more."""
-    found = tl.minimum(x, 2**63 - 1 - by) if x.dtype == tl.int64 else tl.minimum(x, 2**31 - 1 - by)
-    return found + by
+def moved(x, by: tl.constexpr):
+    """x + by, or the end of x's dtype that lies before it."""
+    if x.dtype == tl.int64:
+        x = tl.maximum(x, -(2**63) - by) if by < 0 else tl.minimum(x, 2**63 - 1 - by)
+    else:
+        x = tl.maximum(x, -(2**31) - by) if by < 0 else tl.minimum(x, 2**31 - 1 - by)
+    return x + by
 
 
 @triton.jit

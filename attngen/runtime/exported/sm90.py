@@ -275,13 +275,6 @@ def unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def all_bits(like):
-    """A tile's packed pairs with all bits set, in the layout of `packed`."""
-    low, _high = like.reshape([like.shape[0], like.shape[1] // 2, 2]).split()
-    return gl.full(low.shape, -1, gl.int32, layout=low.type.layout)
-
-
-@gluon.jit
 def unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
     """The packed pairs as a tile in float32."""
     if dtype == gl.bfloat16:

@@ -240,8 +240,9 @@ def _map_keys_kernel(
     if not CUT:
         inside &= (tile + 1) * BQ <= Sq
     every = _bits(must)
-    some = every
-    left = _bits(there & (must == 0)
+    mixed = there & False
+    some = every | _bits(mixed)
+    left = _bits(there & (must == 0) & (mixed == 0)
         & (tl.maximum(0, tl.maximum(test0_least - test1_most, -(test0_most - test1_least))) <= 3)
         & (tl.maximum(0, tl.maximum(test2_least - test3_most, -(test2_most - test3_least))) <= 3))
     for number in range(32):
@@ -318,8 +319,9 @@ def _map_queries_kernel(
     if not CUT:
         inside &= (tile + 1) * BK <= Sk
     every = _bits(must)
-    some = every
-    left = _bits(there & (must == 0)
+    mixed = there & False
+    some = every | _bits(mixed)
+    left = _bits(there & (must == 0) & (mixed == 0)
         & (tl.maximum(0, tl.maximum(test0_least - test1_most, -(test0_most - test1_least))) <= 3)
         & (tl.maximum(0, tl.maximum(test2_least - test3_most, -(test2_most - test3_least))) <= 3))
     for number in range(32):
@@ -1380,8 +1382,8 @@ def _differentiate_tile(dk, dv, turn, at, masked, rings, held, terms, call, conf
     qk_token = warpgroup_mma(k_rows, q.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
     if config.EARLY:
         sm90.await_tile(rings.d_out, turn)
-    if not config.EARLY:  # then there are registers for the mask while the product of the scores runs
-        kept = sm90.all_bits(no_pairs)
+    if not config.EARLY:  # then there are registers for it
+        kept = sm90.packed(no_pairs, dtype) | -1
         if masked:
             kept = _kept_bits(no_pairs, at * BQ, k0, call, config, HALF)
     qk = warpgroup_mma_wait(0, deps=(qk_token,))

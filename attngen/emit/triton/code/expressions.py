@@ -101,7 +101,7 @@ class Printer:
             args[0] = atom(f"tl.cast({args[0][0]}, tl.int64)")
         texts = [a[0] for a in args]
         if e in self.choices.clipped:
-            return atom(f"rows.{'less' if e.op is Op.SUB else 'more'}({', '.join(texts)})")
+            return atom(f"rows.moved({texts[0]}, {'-' if e.op is Op.SUB else ''}{texts[1]})")
         if e.op in _INFIX:
             sign, strength = _INFIX[e.op]
             if e.type is Type.BOOL and e.args[0].type is Type.FLOAT and level_of(e) is Level.HEAD:

@@ -53,6 +53,8 @@ PLACES = {False: "places_dense", True: "places_listed"}
 
 LISTED_ENTRY, LISTED_TILE, LISTED_MASKED = "entry = gl.load(met + at)", "(entry >> 1)", "entry % 2 == 0"
 """What a map's list says of the step `at`, the tile that it names, and whether that needs a mask."""
+_KEPT = "_kept_bits(no_pairs, at * BQ, k0, batch, head, kv_head, call, config, HALF)"
+"""The bits of the mask of the tile of queries `at`."""
 
 
 # ---------------------------------------------------------------- backward
@@ -148,6 +150,20 @@ class GluonBackwardView:
     def entry(self) -> tuple[str, ...]:
         """Binds what a map's list says of the step `at`."""
         return (LISTED_ENTRY,) if self.mapped else ()
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Asks for the bits of a tile's mask while the product of the scores runs: most tiles of a map need it."""
+        if not self.mapped:
+            return ()
+        ahead = ("    kept = sm90.packed(no_pairs, dtype) | -1", "    if masked:", f"        kept = {_KEPT}")
+        return ("if not config.EARLY:  # then there are registers for it", *ahead)
+
+    def forbidding(self, weights: tuple[str, ...]) -> tuple[str, ...]:
+        """Takes the weights off that the mask forbids."""
+        taken = tuple(f"    {name} &= kept" for name in weights)
+        first = ("if not config.EARLY:", *taken, "elif masked:") if self.mapped else ("if masked:",)
+        return (*first, f"    kept = {_KEPT}", *taken)
 
     @property
     def named(self) -> tuple[str, ...]:

@@ -184,8 +184,10 @@ class GluonView:
 
     @property
     def cleared(self) -> tuple[str, ...]:
-        """Unpacks what `clearing` reads."""
-        return (f"{self.unpacked_terms} = terms",) if self.kept else ()
+        """Unpacks what `clearing` reads, and binds what is `ahead`, of which no tile asked yet."""
+        nothing = "{} = gl.zeros([1, config.BK], {}, layout=config.qk_layout)"
+        empty = (nothing.format(name, dtype) for name, dtype in self.ahead.items())
+        return (f"{self.unpacked_terms} = terms", *empty) if self.kept or self.ahead else ()
 
     @property
     def clearing(self) -> str:

@@ -13,7 +13,7 @@ from attngen.emit.triton.code.lists import ListView, list_view
 from attngen.emit.triton.code.test_views import TestView
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.kernels import kernel_code
-from attngen.ir.build import FALSE, TRUE
+from attngen.ir.build import TRUE
 from attngen.ir.nodes import Symbol
 from attngen.ir.walk import loads
 from attngen.plan import passes
@@ -130,7 +130,7 @@ def _test(frame: Frame, test: TileTest) -> tuple[tuple[str, ...], tuple[str, str
         lines.append(f"block{number} = {printer.text(e)}")
         printer.bind(e, f"block{number}")
     can, must, mixed = (printer.text(c) for c in conditions)
-    return tuple(lines), (can, must, mixed if test.mixed != FALSE else "")
+    return tuple(lines), (can, must, mixed)
 
 
 # ---------------------------------------------------------------- launches
