@@ -214,8 +214,8 @@ def decisions(plan: KernelPlan) -> tuple[Expr, ...]:
 
 
 def _masks(plan: KernelPlan) -> tuple[Expr, ...]:
-    """As the file has it, and as kernels ask it."""
-    return tuple(dict.fromkeys((plan.attention.mask, plan.mask(Level.ROW), plan.mask(Level.COLUMN))))
+    """As kernels ask it."""
+    return tuple(dict.fromkeys((plan.mask(Level.ROW), plan.mask(Level.COLUMN))))
 
 
 def _bounds(plan: KernelPlan) -> Iterator[Expr]:

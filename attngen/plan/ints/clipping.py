@@ -18,12 +18,12 @@ _MOST_CONSTANT = 2**28
 def clipped(expressions: Iterable[Expr]) -> tuple[Apply, ...]:
     """The sums of an element and a constant that may stay at the end of the dtype of their tensor: they are only
     compared with elements of the same tensor, so that what is less than all of them, or more, is right."""
-    found: dict[Apply, None] = {}
-    exact: set[Expr] = set()
-    for e in dict.fromkeys(n for root in expressions for n in nodes(root)):
-        bounds = tuple(_of_elements(e))
-        found.update(dict.fromkeys(bounds))
-        exact.update(c for c in children(e) if c not in bounds)
+    roots = tuple(expressions)
+    found = dict.fromkeys(bound for root in roots for e in nodes(root) for bound in _of_elements(e))
+    if not found:
+        return ()
+    everywhere = [e for root in roots for e in nodes(root)]
+    exact = {c for e in everywhere for c in children(e) if c in found and c not in tuple(_of_elements(e))}
     return tuple(e for e in found if e not in exact)
 
 
