@@ -66,6 +66,11 @@ class KernelCode:
     range_arguments: tuple[str, ...]
     ahead: Mapping[str, str] = field(default_factory=dict[str, str])
 
+    def asked_ahead(self) -> Mapping[str, str]:
+        """`ahead`, unless their lines read what the score's lines bind, which come later."""
+        bound = _bound_names([*self.score_lines, *self.weight_lines]).keys()
+        return {} if bound & free_names(self.mask_apart()[0]) else self.ahead
+
     def mask_apart(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The lines of the mask that bind what is `ahead`, and the other ones."""
         needed, first = {*self.ahead}, list[str]()

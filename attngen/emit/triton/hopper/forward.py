@@ -280,7 +280,7 @@ def gluon_view(
         sequences=sequences,
         table=Table(kernel="_hopper_forward_kernel", kind=Skeleton, rows=keyed(table.items())),
         fetched=fetched,
-        ahead=code.ahead if map else {},
+        ahead=code.asked_ahead() if map else {},
     )
 
 
