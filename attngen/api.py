@@ -263,6 +263,7 @@ def package(
 
     Raises `UsageError` for a target that has no such runtime, else as `build` does.
     """
+    from attngen.emit.text.units import printed
     from attngen.piece_file import own_part
 
     runtime = targets.named(options.target).runtime
@@ -272,7 +273,7 @@ def package(
     kernel = build(source, options, consts, allow_unproved, strict=strict, effort=effort)
     spec, _ = checked_plan(source, consts, options.target, options.tile)
     proved = kernel.proof.summary() if kernel.proof is not None else ()
-    own = own_part(spec, kernel.plan, source.text, options, proved)
+    own = printed(own_part(spec, kernel.plan, source.text, options, proved))
     return {f"{kernel.name}.py": own, **{f"_attngen/{name}": text for name, text in runtime().items()}}
 
 

@@ -37,12 +37,10 @@ def prove(spec: Attention, planned: KernelPlan, budget: Budget | None = None) ->
 
     What `budget` does not suffice for is unknown. A proof without unknowns is kept on disk, by content.
     """
+    from attngen import cache
     from attngen.prove.budget.work import Budget
-    from attngen.prove.fallback import weakened
-    from attngen.prove.proof import prove as prove_plan
     from attngen.prove.record import Damaged, key, read, to_json
     from attngen.prove.verdict import Obligation
-    from attngen.runtime import cache
 
     budget = budget or Budget()
     name = key(spec, planned, budget.effort)
@@ -50,6 +48,9 @@ def prove(spec: Attention, planned: KernelPlan, budget: Budget | None = None) ->
     if kept is not None:
         with suppress(Damaged):
             return read(kept), planned
+    from attngen.prove.discharge import prove as prove_plan
+    from attngen.prove.fallback import weakened
+
     proof = prove_plan(spec, planned, budget)
     if not proof.unknown:
         cache.remember("proofs", name, json.dumps(to_json(proof)))

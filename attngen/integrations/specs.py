@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from attngen import cache
 from attngen.api import Kernel, compile as compile_spec
-from attngen.runtime import cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,16 +16,7 @@ from attngen.plan.mask.loops import loops
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
 from attngen.plan.tiles.hopper import hopper_plan
-from attngen.prove.obligations.diagonals import DIAGONALS
-from attngen.prove.obligations.hopper_walks import TURNS
-from attngen.prove.obligations.portable_walks import MAP
-from attngen.prove.verdict import Claim
-
-
-def can_do_without(claim: Claim) -> bool:
-    """Whether a plan can give up what a claim of `tile-ranges` or `integer-width` is about: a range, or a value that
-    pairs share, but not the mask, the facts, or what the mask computes."""
-    return claim.subject == DIAGONALS or claim.subject.startswith(("keys, ", "queries, "))
+from attngen.prove.verdict import DIAGONALS, MAP, TURNS, Claim
 
 
 def weakened(plan: KernelPlan, unknown: Collection[Claim]) -> tuple[KernelPlan, tuple[str, ...]]:

@@ -121,3 +121,16 @@ class Shown:
     def status(self) -> str:
         """`refuted` if any claim is, else `unknown` if any is, else `proved`."""
         return "refuted" if self.refuted else "unknown" if self.unknown else "proved"
+
+
+DIAGONALS = "diagonals"
+TURNS = "queries, turns"
+"""Who waits for whom may be listed instead."""
+MAP = "keys, map"
+"""Stretches may be walked instead."""
+
+
+def can_do_without(claim: Claim) -> bool:
+    """Whether a plan can give up what a claim of `tile-ranges` or `integer-width` is about: a range, or a value that
+    pairs share, but not the mask, the facts, or what the mask computes."""
+    return claim.subject == DIAGONALS or claim.subject.startswith(("keys, ", "queries, "))

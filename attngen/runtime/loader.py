@@ -21,8 +21,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from attngen import cache
 from attngen.errors import UsageError
-from attngen.runtime import cache
 
 SHARED = "attngen.runtime.exported"
 _LOADED: dict[str, ModuleType] = {}

@@ -18,7 +18,7 @@ from lark.lexer import Lexer, PatternStr
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 from lark.parsers.lalr_parser_state import ParserState
 
-from attngen import resources
+from attngen import cache, resources
 from attngen.errors import Diagnostic, Source, Span, SpecError
 from attngen.syntax import ast
 from attngen.syntax.build import Builder, Refused
@@ -114,6 +114,7 @@ class _NoLexer(Lexer):
 @functools.cache
 def _grammar() -> _Grammar:
     builder = Builder()
+    tables = cache.place("grammar", "attn.tables")
     lark = Lark(
         resources.read("grammar/attn.lark"),
         start="statement",
@@ -121,6 +122,7 @@ def _grammar() -> _Grammar:
         lexer=_NoLexer,
         transformer=cast(Any, builder),
         maybe_placeholders=True,
+        cache=False if tables is None else str(tables),
     )
     fixed = {t.pattern.value: t.name for t in lark.terminals if isinstance(t.pattern, PatternStr)}
     vocabulary = Vocabulary(

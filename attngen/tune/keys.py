@@ -146,6 +146,6 @@ def _tuned_gpu(file: Source, row: tuple[str, int, int], sizes: Mapping[str, int]
 
 
 def _variant(source: Source, spec: Attention) -> str:
-    from attngen.runtime.cache import digest
+    from attngen.cache import digest
 
     return digest(f"{source.text}\n{spec.consts}")

@@ -17,9 +17,9 @@ import pytest
 from attngen.ir.attention import Attention
 from attngen.plan.kernel import KernelPlan
 from attngen.prove.budget.work import Work
+from attngen.prove.discharge import PROVERS
 from attngen.prove.obligations import locality
 from attngen.prove.obligations.streaming import laws
-from attngen.prove.proof import PROVERS
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Unknown
 from mutation import reading
 from mutation.functions import wrong_functions

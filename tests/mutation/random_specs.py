@@ -18,7 +18,7 @@ from attngen.errors import Source, SpecError
 from attngen.ir.attention import Attention
 from attngen.plan.kernel import KernelPlan
 from attngen.prove.budget.work import Work
-from attngen.prove.proof import PROVERS
+from attngen.prove.discharge import PROVERS
 from attngen.prove.verdict import Claim, Obligation, Refuted, Unknown
 from attngen.syntax.parser import parse
 from mutation import reading

@@ -17,10 +17,10 @@ from attngen.errors import Source
 from attngen.ir.build import real
 from attngen.plan import plan
 from attngen.prove.budget.work import Work
+from attngen.prove.discharge import prove
 from attngen.prove.obligations.range_safety import range_safety
 from attngen.prove.obligations.reads import with_needs
 from attngen.prove.obligations.streaming import streaming
-from attngen.prove.proof import prove
 from attngen.prove.verdict import Claim, Refuted
 from attngen.syntax.parser import parse
 from mutation.conftest import Counted

@@ -7,8 +7,9 @@ import pytest
 from attngen.analyse import analyse
 from attngen.errors import Source
 from attngen.plan import plan
+from attngen.prove.discharge import prove
 from attngen.prove.obligations.reads import with_needs
-from attngen.prove.proof import Proof, prove
+from attngen.prove.proof import Proof
 from attngen.prove.verdict import Obligation, Refuted
 from attngen.syntax.parser import parse
 from mutation.unseen import RIGHT, WRONG

@@ -1,6 +1,6 @@
 """Removes the branches of a generated file's kernels that no launch takes.
 
-Takes Python source and, by kernel, the constants that every launch returns it; returns the source without branches that
+Takes a module's statements and, by kernel, the constants that every launch gives it; returns them without branches that
 these decide. The values are followed through calls: a parameter is known if all calls give it the same value, a field
 of a namedtuple if its constructor got one. Names stay names; only what chooses between branches is removed.
 """
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
-from attngen.emit.text.prune import blocks_of
+from attngen.emit.text.units import Unit, blocks_of, look
 
 Value: TypeAlias = "bool | int | str | Record | Unknown"
 
@@ -35,37 +36,48 @@ class Record:
 
 
 def without_dead_branches(
-    source: str, everywhere: Mapping[str, Value], by_kernel: Mapping[str, Mapping[str, Value]]
-) -> str:
+    units: Iterable[Unit], everywhere: Mapping[str, Value], by_kernel: Mapping[str, Mapping[str, Value]]
+) -> list[Unit]:
     """`everywhere` are constants of every kernel that has a parameter of that name, `by_kernel` those of some. A kernel
     is a function that the host names; its other arguments may be anything, and so may all of a function that another
     gets as a value.
     """
+    found: list[Unit] = [*units]
+    codes: dict[Unit, _Code] = {}
     while True:
-        lines = [line.encode() for line in source.split("\n")]  # as columns are counted
-        edits = _Program(ast.parse(source), everywhere, by_kernel).edits(lines)
+        edits = _Program(found, everywhere, by_kernel, codes).edits()
         if not edits:
-            return source
-        source = _edited(lines, edits)
+            return found
+        found = [unit.edited(_edited(unit, edits[unit])) if unit in edits else unit for unit in found]
 
 
 # ---------------------------------------------------------------- which values are known
 
 
+_Calls: TypeAlias = list[tuple[ast.Name, list[ast.expr]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """A jit function: its parameters; by local name, what is assigned to it, None where that is not one expression; its
+    calls; the names that it reads, or binds, but for those that it calls."""
+
+    unit: Unit
+    node: ast.FunctionDef
+    parameters: list[str]
+    bindings: dict[str, list[ast.expr | None]]
+    calls: _Calls
+    names: frozenset[str]
+
+
 @dataclass(slots=True)
 class _Function:
-    """`given`: what its calls give it; empty as long as no call is known. `bindings`: by local name, what is assigned
-    to it, None where that is not one expression. `asked`: the names whose values are being found.
-    """
+    """`given`: what its calls give it; empty as long as no call is known. `asked`: the names whose values are being
+    found."""
 
-    node: ast.FunctionDef
+    code: _Code
     given: dict[str, Value] = field(default_factory=dict[str, Value])
-    bindings: dict[str, list[ast.expr | None]] = field(default_factory=dict[str, "list[ast.expr | None]"])
     asked: set[str] = field(default_factory=set[str])
-
-    @property
-    def parameters(self) -> list[str]:
-        return [a.arg for a in self.node.args.args]
 
 
 _BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -88,61 +100,56 @@ _COMPARE: dict[type[ast.cmpop], Callable[[object, object], bool]] = {
 class _Program:
     """The jit functions of a module, and what is known of their parameters."""
 
-    def __init__(self, tree: ast.Module, everywhere: Mapping[str, Value], by_kernel: Mapping[str, Mapping[str, Value]]):
+    def __init__(
+        self,
+        units: list[Unit],
+        everywhere: Mapping[str, Value],
+        by_kernel: Mapping[str, Mapping[str, Value]],
+        codes: dict[Unit, _Code],
+    ):
+        """`codes`: those of units that were looked at before."""
         self.functions: dict[str, _Function] = {}
         self.records: dict[str, tuple[str, ...]] = {}
         host: set[str] = set()
-        for node in tree.body:
-            match node:
-                case ast.FunctionDef() if any("jit" in ast.unparse(d) for d in node.decorator_list):
-                    self.functions[node.name] = _Function(node, bindings=_bindings(node))
+        for unit in units:
+            match unit.node:
+                case ast.FunctionDef() as node if any("jit" in ast.unparse(d) for d in node.decorator_list):
+                    if unit not in codes:
+                        codes[unit] = _code(unit, node)
+                    self.functions[node.name] = _Function(codes[unit])
                 case ast.Assign(
                     targets=[ast.Name(id=name)],
                     value=ast.Call(func=ast.Name(id="namedtuple"), args=[_, ast.Constant(value=str(fields))]),
                 ):
                     self.records[name] = tuple(fields.split())
                 case _:
-                    host |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-        values: set[str] = set()
-        for function in self.functions.values():
-            called = {id(callee) for callee, _ in self._calls(function.node)}
-            values |= {n.id for n in ast.walk(function.node) if isinstance(n, ast.Name) and id(n) not in called}
+                    host |= unit.reads.keys()
+        values = frozenset[str]().union(*(function.code.names for function in self.functions.values()))
         for name, function in self.functions.items():
             constants = {**everywhere, **by_kernel.get(name, {})} if name in host else {}
             if name in host or name in values:
-                unknown = dict.fromkeys(function.parameters, UNKNOWN)
+                unknown = dict.fromkeys(function.code.parameters, UNKNOWN)
                 function.given = {**unknown, **{p: constants[p] for p in unknown if p in constants}}
         self._follow()
 
     def _follow(self) -> None:
         """Gives every function what its calls give it, until nothing changes: what is known only ever becomes less."""
-        waiting = [name for name, f in self.functions.items() if f.given or not f.parameters]
+        waiting = [name for name, f in self.functions.items() if f.given or not f.code.parameters]
         while waiting:
             function = self.functions[waiting.pop()]
-            for callee, arguments in self._calls(function.node):
-                target = self.functions[callee.id]
+            for callee, arguments in function.code.calls:
+                target = self.functions.get(callee.id)
+                if target is None:
+                    continue
+                parameters = target.code.parameters
                 values = [self.value(a, function) for a in arguments]
-                values += [UNKNOWN] * (len(target.parameters) - len(values))
+                values += [UNKNOWN] * (len(parameters) - len(values))
                 before = target.given
                 target.given = {
-                    p: _joined(before[p], v) if before else v for p, v in zip(target.parameters, values, strict=True)
+                    p: _joined(before[p], v) if before else v for p, v in zip(parameters, values, strict=True)
                 }
                 if target.given != before:
                     waiting.append(callee.id)
-
-    def _calls(self, function: ast.FunctionDef) -> Iterator[tuple[ast.Name, list[ast.expr]]]:
-        """The calls of the module's functions, and the pairs (function, arguments) that `warp_specialize` gets. A call
-        with keywords counts as a use of the function as a value."""
-        for node in ast.walk(function):
-            match node:
-                case ast.Call(func=ast.Name(id=name) as callee, args=arguments, keywords=[]):
-                    pass
-                case ast.Tuple(elts=[ast.Name(id=name) as callee, ast.Tuple(elts=arguments)]):
-                    pass
-                case _:
-                    continue
-            if name in self.functions and not any(isinstance(a, ast.Starred) for a in arguments):
-                yield callee, arguments
 
     def value(self, e: ast.expr, function: _Function) -> Value:
         """What `e` is in every call of the function."""
@@ -186,8 +193,8 @@ class _Program:
                 return UNKNOWN
 
     def _bound(self, name: str, function: _Function) -> Value:
-        bindings = function.bindings.get(name, [])
-        if name in function.parameters:
+        bindings = function.code.bindings.get(name, [])
+        if name in function.code.parameters:
             return UNKNOWN if bindings else function.given.get(name, UNKNOWN)
         if len(bindings) != 1 or bindings[0] is None or name in function.asked:
             return UNKNOWN
@@ -198,11 +205,13 @@ class _Program:
 
     # ------------------------------------------------------------ what is removed
 
-    def edits(self, lines: list[bytes]) -> list[_Edit]:
-        found: list[_Edit] = []
+    def edits(self) -> dict[Unit, list[_Edit]]:
+        found: dict[Unit, list[_Edit]] = {}
         for function in self.functions.values():
-            if function.given or not function.parameters:
-                found += self._in_block(function.node.body, function, lines)
+            code = function.code
+            if function.given or not code.parameters:
+                edits = self._in_block(code.node.body, function, _lines(code.unit))
+                found |= {code.unit: edits} if edits else {}
         return found
 
     def _in_block(self, block: list[ast.stmt], function: _Function, lines: list[bytes]) -> list[_Edit]:
@@ -225,6 +234,8 @@ class _Program:
 
     def _in_expression(self, e: ast.expr, function: _Function, lines: list[bytes]) -> list[_Edit]:
         """The first conditional expression that is decided, or `and` and `or` of which an operand is."""
+        if not any(_CHOICE.search(line) for line in lines[e.lineno - 1 : e.end_lineno]):
+            return []
         for node in ast.walk(e):
             match node:
                 case ast.IfExp(test=test, body=body, orelse=orelse):
@@ -247,24 +258,33 @@ def _joined(a: Value, b: Value) -> Value:
     return a if type(a) is type(b) and a == b else UNKNOWN
 
 
-def _bindings(function: ast.FunctionDef) -> dict[str, list[ast.expr | None]]:
-    """By local name, what is assigned to it; None where that is not one expression."""
-    found: dict[str, list[ast.expr | None]] = {}
-    whole: set[int] = set()
-    for node in ast.walk(function):
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name) as target], value=value):
-                pass
-            case ast.AnnAssign(target=ast.Name(id=name) as target, value=value):
-                pass
+def _code(unit: Unit, node: ast.FunctionDef) -> _Code:
+    found = look(node)
+    bindings: dict[str, list[ast.expr | None]] = {}
+    calls: _Calls = []
+    apart: set[int] = set()  # the names that are bound to one expression, or called
+    for inner in found.marked:
+        match inner:
+            case (
+                ast.Assign(targets=[ast.Name(id=name) as target], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name) as target, value=value)
+            ):
+                apart.add(id(target))
+                bindings.setdefault(name, []).append(value)
+            case (
+                ast.Call(func=ast.Name() as callee, args=arguments, keywords=[])
+                | ast.Tuple(elts=[ast.Name() as callee, ast.Tuple(elts=arguments)])
+            ) if not any(isinstance(a, ast.Starred) for a in arguments):
+                # The second as `warp_specialize` gets them. A call with keywords uses the function as a value.
+                apart.add(id(callee))
+                calls.append((callee, arguments))
             case _:
-                continue
-        whole.add(id(target))
-        found.setdefault(name, []).append(value)
-    for node in ast.walk(function):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in whole:
-            found.setdefault(node.id, []).append(None)
-    return found
+                pass
+    names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and id(n) not in apart]
+    for name in names:
+        if isinstance(name.ctx, ast.Store):
+            bindings.setdefault(name.id, []).append(None)
+    return _Code(unit, node, [a.arg for a in node.args.args], bindings, calls, frozenset(n.id for n in names))
 
 
 # ---------------------------------------------------------------- text
@@ -272,6 +292,11 @@ def _bindings(function: ast.FunctionDef) -> dict[str, list[ast.expr | None]]:
 
 _Place: TypeAlias = tuple[int, int]
 """A line, from 0, and a column in bytes."""
+_CHOICE = re.compile(rb"\b(if|and|or)\b")
+
+
+def _lines(unit: Unit) -> list[bytes]:
+    return [line.encode() for line in unit.text.split("\n")]  # as columns are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,15 +306,16 @@ class _Edit:
     text: bytes
 
 
-def _edited(lines: list[bytes], edits: list[_Edit]) -> str:
-    whole = b"\n".join(lines)
+def _edited(unit: Unit, edits: list[_Edit]) -> str:
+    lines = _lines(unit)
+    whole = b"\n".join((*lines, b""))
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line) + 1)
     for edit in sorted(edits, key=lambda e: e.start, reverse=True):
         begin, end = (starts[row] + column for row, column in (edit.start, edit.end))
         whole = whole[:begin] + edit.text + whole[end:]
-    return whole.decode()
+    return whole.decode().rstrip("\n")
 
 
 def _start(node: ast.expr) -> _Place:

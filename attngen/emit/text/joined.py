@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from dataclasses import replace
 
-from attngen.emit.text.units import REGISTERED, TITLE, Unit, laid_out, renamed, units
+from attngen.emit.text.units import REGISTERED, TITLE, Unit, cut, laid_out, printed, renamed
 from attngen.errors import InternalError
 
 
@@ -34,7 +33,6 @@ def joined(first: str, second: str, ending: str, title: str) -> str:
     names = apart - public
     return _with(
         first,
-        own,
         [(unit, _private(unit, names, ending)) for unit in parts],
         [*((u, u.text) for u in own_registered), *((u, _private(u, names, ending)) for u in registered)],
         title,
@@ -46,37 +44,42 @@ def followed(first: str, second: str, title: str) -> str:
     (own, registered), (others, more) = _cut(first), _cut(second)
     known = {unit.text for unit in own}
     parts = [(unit, unit.text) for unit in others if unit.text not in known]
-    return _with(first, own, parts, [(unit, unit.text) for unit in (*registered, *more)], title)
+    return _with(first, parts, [(unit, unit.text) for unit in (*registered, *more)], title)
 
 
 Parts = Iterable[tuple[Unit, str]]
 
 
-def _cut(source: str) -> tuple[tuple[Unit, ...], tuple[Unit, ...]]:
-    """The statements, and those that register."""
-    body, _, registered = source.partition(REGISTERED)
-    return tuple(units(body)), tuple(units(registered))
+def _cut(source: str) -> tuple[list[Unit], list[Unit]]:
+    """The statements but for the docstring and `__all__`, and those that register."""
+    body, registered = _halves(source)
+    return [u for u in body if not u.says and "__all__" not in u.names], registered
 
 
-def _with(first: str, own: tuple[Unit, ...], parts: list[tuple[Unit, str]], registered: Parts, title: str) -> str:
-    above = [text for unit, text in parts if unit.imports]
+def _halves(source: str) -> tuple[list[Unit], list[Unit]]:
+    found = cut(source)
+    at = next((i for i, u in enumerate(found) if REGISTERED in u.above), len(found))
+    return found[:at], found[at:]
+
+
+def _with(first: str, parts: list[tuple[Unit, str]], registered: Parts, title: str) -> str:
+    """The first module, without `__all__`, its imports followed by others, and statements below it."""
+    body, _ = _halves(first)
+    last = max(i for i, u in enumerate(body) if u.imports) + 1
+    imports = [text for unit, text in parts if unit.imports]
     below = laid_out((unit, text) for unit, text in parts if not unit.imports)
-    source = _with_imports(first.partition(REGISTERED)[0], own, above)
-    sections = (source, TITLE.format(title), below, REGISTERED, laid_out(registered))
+    whole = (printed(body[:last]).rstrip("\n"), *imports, _without_all(printed(body[last:])))
+    sections = ("\n".join(whole).rstrip("\n"), TITLE.format(title), below, REGISTERED, laid_out(registered))
     return "\n\n\n".join(sections) + "\n"
+
+
+def _without_all(source: str) -> str:
+    return "\n".join(line for line in source.split("\n") if not line.startswith("__all__"))
 
 
 def _private(unit: Unit, names: set[str], ending: str) -> str:
     """The text with these names' ending."""
-    text = unit.text
-    if isinstance(unit.node, ast.FunctionDef) and not unit.node.name.startswith("_"):
-        text = text.replace(f"def {unit.node.name}(", f"def _{unit.node.name}{ending}(", 1)
-        unit.node.name = f"_{unit.node.name}{ending}"
-    return renamed(replace(unit, text=text), names, ending)
-
-
-def _with_imports(source: str, own: tuple[Unit, ...], imports: list[str]) -> str:
-    """The source, without `__all__`, its imports followed by others."""
-    lines = [line for line in source.split("\n") if not line.startswith("__all__")]
-    last = max(u.node.end_lineno or 0 for u in own if u.imports)
-    return "\n".join((*lines[:last], *imports, *lines[last:])).rstrip("\n")
+    name = unit.node.name if isinstance(unit.node, ast.FunctionDef) else "_"
+    if name.startswith("_"):
+        return renamed(unit, names, ending)
+    return renamed(Unit((), unit.text.replace(f"def {name}(", f"def _{name}{ending}(", 1)), names, ending)

@@ -1,20 +1,24 @@
 """Breaks lines of generated source that are longer than 120 characters.
 
-Takes Python source, returns the same program. Code is broken inside brackets, after a comma or before an operator, as
-near to the outermost bracket as possible, and strings after a space; names that a tuple is unpacked to get brackets
-where nothing else has some. Words of comments and docstrings move to the next line. The spec's own lines stay as they
-are.
+Takes a module's statements, returns the same program. Code is broken inside brackets, after a comma or before an
+operator, as near to the outermost bracket as possible, and strings after a space; names that a tuple is unpacked to get
+brackets where nothing else has some. Words of comments and docstrings move to the next line. The spec's own lines stay
+as they are.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import textwrap
 import tokenize
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
+
+from attngen.emit.text.units import Unit
 
 WIDTH = 120
 _WORDS = frozenset({"and", "or", "for", "if", "else"})
@@ -34,16 +38,49 @@ class _Place(NamedTuple):
     opening: str = ""
 
 
-def without_long_lines(source: str) -> str:
-    if all(len(line) <= WIDTH for line in source.split("\n")):
-        return source
-    source = _prose(source)
-    source = "\n".join(_bracketed(line) if len(line) > WIDTH else line for line in source.split("\n"))
-    places = _places(source)
+def without_long_lines(units: Iterable[Unit]) -> list[Unit]:
+    found: list[Unit] = []
+    for unit in units:
+        if any(len(line) > WIDTH for line in unit.above):
+            unit = unit.below(_prose("\n".join(unit.above)).split("\n"))
+        if any(len(line) > WIDTH for line in unit.text.split("\n")):
+            unit = unit.respaced(_short(unit.text))
+        found.append(unit)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _short(source: str) -> str:
+    lines = [_bracketed(line) if len(line) > WIDTH else line for line in _prose(source).split("\n")]
     found: list[str] = []
-    for number, line in enumerate(source.split("\n"), 1):
-        found += _broken(line, places[number]) if len(line) > WIDTH else [line]
+    for statement in _statements(lines):
+        long = any(len(line) > WIDTH for line in statement)
+        places = _places("\n".join(statement)) if long else {}
+        for number, line in enumerate(statement, 1):
+            found += _broken(line, places[number]) if len(line) > WIDTH else [line]
     return "\n".join(found)
+
+
+_NO_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|#.*')
+
+
+def _statements(lines: list[str]) -> Iterator[list[str]]:
+    """The lines, together as long as a bracket is open. Lines of a docstring are each alone."""
+    begun: list[str] = []
+    depth = 0
+    quoted = False
+    for line in lines:
+        begun.append(line)
+        marks = line.count('"""')
+        if not quoted and not marks:
+            code = _NO_BRACKETS.sub("", line)
+            depth += sum(map(code.count, "([{")) - sum(map(code.count, ")]}"))
+        quoted ^= marks % 2 == 1
+        if not depth:
+            yield begun
+            begun = []
+    if begun:
+        yield begun
 
 
 def _bracketed(line: str) -> str:
@@ -148,10 +185,11 @@ class _Rest(NamedTuple):
 
 def _prose(source: str) -> str:
     """The source whose comments and docstrings have short lines: what is too much for one begins the next."""
-    inside = _docstring_lines(source)
+    lines = source.split("\n")
+    inside = _docstring_lines(lines)
     found: list[str] = []
     carried = mark = ""
-    for number, line in enumerate(source.split("\n"), 1):
+    for number, line in enumerate(lines, 1):
         comment = line.lstrip().startswith("#") and not line.startswith("#     ")
         text = line.strip().removeprefix("# ") if comment else line.strip()
         if carried:
@@ -176,12 +214,18 @@ def _prose(source: str) -> str:
             carried = "" if closed or not full else carried.strip().removeprefix(mark)
         else:
             found.append(line)
-    return "\n".join(found)
+    return "\n".join(
+        [*found, *([f"{found[-1][: len(found[-1]) - len(found[-1].lstrip())]}{mark}{carried}"] if carried else [])]
+    )
 
 
-def _docstring_lines(source: str) -> frozenset[int]:
+def _docstring_lines(lines: list[str]) -> frozenset[int]:
+    """Their numbers, from 1."""
     found: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.STRING and token.string.startswith('"""'):
-            found.update(range(token.start[0], token.end[0] + 1))
+    quoted = False
+    for number, line in enumerate(lines, 1):
+        marks = line.count('"""')
+        if quoted or line.lstrip().startswith('"""'):
+            found.add(number)
+            quoted ^= marks % 2 == 1
     return frozenset(found)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import base64
 import functools
 import re
+import sys
 import textwrap
 from collections.abc import Iterable
 from typing import Any
 
 import jinja2
+from jinja2.bccache import Bucket
 
-from attngen import resources
+from attngen import cache, resources
 
 
 def _lines(lines: Iterable[str], indent: int) -> str:
@@ -49,16 +52,39 @@ def condition(text: str) -> str:
     return f"({text})" if loose and node.col_offset == 0 else text  # else it is in brackets already
 
 
+_LAYOUT: dict[str, Any] = {
+    "trim_blocks": True,
+    "lstrip_blocks": True,
+    "keep_trailing_newline": True,
+    "optimized": False,  # each template is rendered once or twice: folding its constants costs more than it saves
+}
+
+
+class _Compiled(jinja2.BytecodeCache):
+    """Templates as Jinja compiled them, kept between processes, with the digest of what is kept."""
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        digest, _, code = (cache.remembered("templates", self._key(bucket)) or "").partition("\n")
+        if code and cache.digest(code) == digest:
+            bucket.bytecode_from_string(base64.b64decode(code))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        code = base64.b64encode(bucket.bytecode_to_string()).decode()
+        cache.remember("templates", self._key(bucket), f"{cache.digest(code)}\n{code}")
+
+    def _key(self, bucket: Bucket) -> str:
+        """Of a text in a place, for this Jinja and this Python."""
+        return cache.digest(f"{bucket.key} {bucket.checksum} {jinja2.__version__} {sys.version} {_LAYOUT}")
+
+
 @functools.cache
 def environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(resources.root() / "templates"),
         undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
         autoescape=False,  # Python source, not HTML; names and literals come from the typed IR alone
-        optimized=False,  # each template is rendered once or twice: folding its constants costs more than it saves
+        bytecode_cache=_Compiled(),
+        **_LAYOUT,
     )
     filters: dict[str, Any] = environment.filters  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     filters.update(lines=_lines, wrap=_wrap, bracket=bracket, condition=condition, constants=_constants, names=_names)

@@ -12,9 +12,9 @@ from typing import Any
 from attngen.emit.options import Options
 from attngen.emit.text.fold import without_dead_branches
 from attngen.emit.text.long_lines import without_long_lines
-from attngen.emit.text.prune import pruned, without_unused_bindings
+from attngen.emit.text.prune import without_unread
 from attngen.emit.text.render import render
-from attngen.emit.text.unread import without_unread_parameters
+from attngen.emit.text.units import Unit, cut
 from attngen.emit.text.weights import WeightView, weight_view
 from attngen.emit.torch_shared.leaves import AXES
 from attngen.emit.triton.code.expressions import division_helpers
@@ -76,19 +76,18 @@ def emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str,
     return one_file(own_part(plan, text, options, proof))
 
 
-def own_part(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
+def own_part(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> list[Unit]:
     """What of the module depends on the spec: it imports the runtime (`placement`)."""
     if not reserved().isdisjoint(plan.attention.sizes):
         raise InternalError("the plan was made without the target's reserved names")
     if plan.gpu_walks is None or plan.gpu_walks.index != items() or plan.geometries not in ((), GEOMETRIES):
         raise InternalError("the plan has other functions than the runtime that its kernels call")
     context = _context(plan, text, options, proof)
-    source = render("triton/module.py.j2", context)
+    units = cut(render("triton/module.py.j2", context))
     if options.head_dim is not None:
         constants = by_kernel(context["fast"], context["fast_bwd"], context["apart"])
-        source = without_dead_branches(source, everywhere(options.head_dim), constants)
-    source = without_unread_parameters(without_unused_bindings(source), fields_of_the_runtime())
-    return without_long_lines(tidied(pruned(source)))
+        units = without_dead_branches(units, everywhere(options.head_dim), constants)
+    return without_long_lines(tidied(without_unread(units, fields_of_the_runtime())))
 
 
 def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]) -> dict[str, Any]:

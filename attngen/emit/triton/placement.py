@@ -15,9 +15,10 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias, cast
 
 from attngen import runtime
-from attngen.emit.text.units import REGISTERED, TITLE, Unit, bound, laid_out, renamed, units
+from attngen.emit.text.units import REGISTERED, TITLE, Unit, bound, cut, laid_out, printed, renamed
 from attngen.errors import InternalError
 from attngen.runtime.loader import OwnLines
 
@@ -78,13 +79,23 @@ def _modules() -> tuple[_Module, ...]:
 
 
 def _module(name: str, text: str) -> _Module:
-    statements = tuple(units(text))
-    imports = tuple(u for u in statements if u.imports)
-    inside = [u.node for u in imports if isinstance(u.node, ast.ImportFrom) and u.node.level]
-    before = tuple(dict.fromkeys(node.module or "__init__" for node in inside))
-    outside = tuple(u for u in imports if u.node not in inside and "annotations" not in u.names)
-    own = tuple(u for u in statements if not u.imports)
-    return _Module(name, ast.get_docstring(ast.parse(text)) or "", own, outside, before)
+    statements = cut(text)
+    imports = [u for u in statements if u.imports]
+    inside = [u for u in imports if _is_inside(u)]
+    before = tuple(dict.fromkeys(_module_of(u) or "__init__" for u in inside))
+    outside = tuple(u for u in imports if u not in inside and "annotations" not in u.names)
+    own = tuple(u for u in statements if not u.imports and not u.says and "__all__" not in u.names)
+    return _Module(name, statements[0].text.strip('"'), own, outside, before)
+
+
+def _is_inside(unit: Unit) -> bool:
+    """Whether it imports from the package that it stands in, or stands beside."""
+    return isinstance(unit.node, ast.ImportFrom) and unit.node.level > 0
+
+
+def _module_of(unit: Unit) -> str:
+    """The module that names are imported from."""
+    return (unit.node.module or "") if isinstance(unit.node, ast.ImportFrom) else ""
 
 
 @functools.cache
@@ -116,20 +127,15 @@ def _reached(names: Iterable[str]) -> set[int]:
 # ---------------------------------------------------------------- one file
 
 
-def one_file(own: str) -> str:
+def one_file(own: Iterable[Unit]) -> str:
     """The own part, and what it calls of the runtime."""
-    tree = ast.parse(own)
-    imported = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.level]
-    objects = [a.name for n in imported if n.module == PACKAGE for a in n.names]
-    members = _members(tree, objects)
-    early = _reached(a.name for n in imported if n.module != PACKAGE for a in n.names)
+    statements = [*own]
+    package = [u for u in statements if u.imports and _is_inside(u)]
+    objects = [name for u in package if _module_of(u) == PACKAGE for name in bound(u.node)]
+    members = _members(statements, objects)
+    early = _reached(name for u in package if _module_of(u) != PACKAGE for name in u.names)
     late = _reached(member for names in members.values() for member in names) - early
-    lines = own.split("\n")
-    for node in reversed(imported):
-        del lines[node.lineno - 1 : node.end_lineno]
-    rest = "\n".join(lines)
-    above, _, registered = rest.partition(f"{REGISTERED}\n")
-    clash = {name for n in tree.body if not isinstance(n, ast.Import | ast.ImportFrom) for name in bound(n)} & {*flat()}
+    clash = {name for u in statements if not u.imports for name in u.names} & {*flat()}
     early_text, early_imports = _printed(early, clash, titles=False)
     late_text, late_imports = _printed(late, clash, titles=True)
     used = {name: names for name, names in members.items() if names}
@@ -141,10 +147,16 @@ def one_file(own: str) -> str:
             *textwrap.wrap(f"{pairs},", 116, initial_indent=_INDENT, subsequent_indent=_INDENT),
             ")",
         ]
-    more = [ast.parse("from types import ModuleType").body[0]] if made else []
-    above = _with_imports(above, [*early_imports, *late_imports, *more], early_text)
+    more = [u.node for u in cut("from types import ModuleType")] if made else []
+    first, nodes, rest = _around_imports(statements)
+    inside = [u.node for u in package]
+    block = imports([*(n for n in nodes if n not in inside), *early_imports, *late_imports, *more])
+    last = next(i for i, u in enumerate(rest) if REGISTERED in u.above)
+    early_lines = ["", *early_text.split("\n")] if early_text else []
+    above = "\n".join((*first, *block, *early_lines, "", printed(rest[:last]).strip("\n")))
+    registered = printed(rest[last:]).strip("\n").removeprefix(f"{REGISTERED}\n")
     modules = TITLE.format("the modules that the file's own part calls")
-    below = "\n\n\n".join((late_text, "\n".join((modules, "", *made)), f"{REGISTERED}\n{registered.rstrip()}"))
+    below = "\n\n\n".join((late_text, "\n".join((modules, "", *made)), f"{REGISTERED}\n{registered}"))
     below = f"\n\n{below}\n"
     return f"{above.rstrip()}\n\n\n{_LINE.format(package=PACKAGE, digest=digest(below))}{below}"
 
@@ -153,12 +165,13 @@ def _quoted(name: str) -> str:
     return f'"{name}"'
 
 
-def _members(tree: ast.Module, modules: list[str]) -> dict[str, list[str]]:
+def _members(units: list[Unit], modules: list[str]) -> dict[str, list[str]]:
     """The attributes of each of these modules that are read, sorted."""
     found: dict[str, set[str]] = {name: set() for name in modules}
-    for n in ast.walk(tree):
-        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in found:
-            found[n.value.id].add(n.attr)
+    for unit in units:
+        for (owner, name), count in unit.fields.items():
+            if count and owner in found:
+                found[owner].add(name)
     missing = sorted(f"{name}.{x}" for name, read in found.items() for x in read - {*flat()})
     if missing:
         raise InternalError(f"the runtime has no {missing[0]}")
@@ -175,31 +188,22 @@ def _printed(wanted: set[int], clash: set[str], *, titles: bool) -> tuple[str, l
             continue
         read = {name for u in own for name in u.read}
         imports += [u.node for u in module.imports if u.names & read]
-        text = laid_out((u, _again(u, clash)) for u in own)
+        text = laid_out((u, renamed(u, clash, "_")) for u in own)
         first = module.doc.split("\n\n")[0].replace("\n", " ")
         title = [TITLE.format(f"runtime: {module.name}"), "#", f"# {first}", "", ""]
         parts.append("\n".join((*title, text)) if titles else text)
     return "\n\n\n".join(parts), imports
 
 
-def _again(unit: Unit, clash: set[str]) -> str:
-    """The text, in which names that clash get an ending. Its node stays as it is."""
-    if clash.isdisjoint(unit.read | unit.names):
-        return unit.text
-    return renamed(Unit(ast.parse(unit.text).body[0], unit.text, unit.names, unit.read), clash, "_")
+_Import: TypeAlias = ast.Import | ast.ImportFrom
 
 
-def _with_imports(source: str, more: list[ast.stmt], early: str) -> str:
-    """The source with more imports among its own, and `early` below them."""
-    tree = ast.parse(source)
-    own = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
-    lines = source.split("\n")
-    first, last = own[0].lineno - 1, own[-1].end_lineno or 0
-    text = imports([*own, *more])
-    below = ["", *early.split("\n")] if early else []
-    while last < len(lines) and not lines[last]:
-        last += 1
-    return "\n".join((*lines[:first], *text, *below, "", *lines[last:]))
+def _around_imports(units: list[Unit]) -> tuple[list[str], list[_Import], list[Unit]]:
+    """The lines down to the imports, these, and the statements below."""
+    nodes = [cast("_Import", u.node) for u in units if u.imports]
+    first = next(i for i, u in enumerate(units) if u.imports)
+    lines = printed(units[:first]).split("\n")[:-1]
+    return [*lines, *units[first].above], nodes, units[first + len(nodes) :]
 
 
 def imports(nodes: Iterable[ast.stmt]) -> list[str]:
@@ -245,16 +249,14 @@ def _group(name: str) -> int:
     return 0 if top == "__future__" else 1 if top in sys.stdlib_module_names else 2 if top else 3
 
 
-def tidied(own: str) -> str:
+def tidied(own: list[Unit]) -> list[Unit]:
     """An own part, of whose imports only the names stand that it reads."""
-    tree = ast.parse(own)
-    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {"annotations"}
-    nodes = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+    read = {name for u in own for name, count in u.reads.items() if count} | {"annotations"}
+    first, nodes, rest = _around_imports(own)
     for node in nodes:
         node.names = [a for a in node.names if (a.asname or a.name).partition(".")[0] in read]
-    lines = own.split("\n")
-    first, last = nodes[0].lineno - 1, nodes[-1].end_lineno or 0
-    return "\n".join((*lines[:first], *imports(n for n in nodes if n.names), *lines[last:]))
+    block = imports(n for n in nodes if n.names)
+    return [*cut("\n".join((*first, *block))), *rest]
 
 
 def own_lines(source: str) -> OwnLines | None:

@@ -18,9 +18,7 @@ from attngen.plan.score.distance import DISTANCE
 from attngen.prove.algebra.assumptions import assumptions
 from attngen.prove.algebra.equality import equal
 from attngen.prove.budget.work import Work
-from attngen.prove.verdict import Claim, Refuted, Unknown, Verdict, flag
-
-DIAGONALS = "diagonals"
+from attngen.prove.verdict import DIAGONALS, Claim, Refuted, Unknown, Verdict, flag
 
 
 def _moved(e: Expr, by: Expr) -> Expr:

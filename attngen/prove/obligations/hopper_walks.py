@@ -37,10 +37,7 @@ from attngen.prove.obligations.tile_walks import (
 )
 from attngen.prove.obligations.turns import awaited_answer, cleared_answer
 from attngen.prove.obligations.walk_claims import WalkClaims
-from attngen.prove.verdict import Claim
-
-TURNS = "queries, turns"
-"""A claim that a plan can do without: then it is listed who waits for whom."""
+from attngen.prove.verdict import TURNS, Claim
 
 
 def hopper_walks(claims: WalkClaims) -> Iterator[Claim]:

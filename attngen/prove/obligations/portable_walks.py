@@ -17,11 +17,9 @@ from attngen.prove.obligations.orders import items_answer, order_answer, readers
 from attngen.prove.obligations.tile_tests import apart_answer, mixed_answer, test_answer
 from attngen.prove.obligations.tile_walks import counts_answer
 from attngen.prove.obligations.walk_claims import WalkClaims
-from attngen.prove.verdict import Claim
+from attngen.prove.verdict import MAP, Claim
 
 ITEMS = "each item is a tile of a head of a batch, and no two are the same"
-MAP = "keys, map"
-"""A claim that a plan can do without: then walks are those of stretches."""
 
 
 def portable_walks(claims: WalkClaims) -> Iterator[Claim]:

@@ -10,8 +10,13 @@ import pytest
 
 import attngen
 from attngen.emit.text.fold import without_dead_branches
+from attngen.emit.text.units import cut, printed
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+
+def without(source: str, everywhere: dict[str, bool | int | str], by_kernel: dict[str, dict[str, int]]) -> str:
+    return printed(without_dead_branches(cut(source), everywhere, by_kernel))
 
 
 def folded(body: str, **known: bool | int | str) -> str:
@@ -19,7 +24,7 @@ def folded(body: str, **known: bool | int | str) -> str:
     head = f"@triton.jit\ndef _kernel(x, {', '.join(known)}):\n"
     lines = dedent(body).strip("\n").split("\n")
     source = head + "\n".join(f"    {line}" for line in lines) + "\n\n\nlaunch = _kernel\n"
-    return dedent(without_dead_branches(source, known, {}).removeprefix(head).partition("\n\n\n")[0]) + "\n"
+    return dedent(without(source, known, {}).removeprefix(head).partition("\n\n\n")[0]) + "\n"
 
 
 CHOICE = """
@@ -118,7 +123,7 @@ def call(x):
 
 
 def test_values_are_followed_through_calls() -> None:
-    left = without_dead_branches(CALLS, {}, {"_kernel": {"BK": 64, "EARLY": True}})
+    left = without(CALLS, {}, {"_kernel": {"BK": 64, "EARLY": True}})
     assert "    x = _same(x, config.BK)\n    if PART == 0:\n" in left  # its two calls differ
     assert "def _same(x, ROWS):\n    x += 1\n" in left
     assert "return a if b else b" in left
@@ -126,9 +131,9 @@ def test_values_are_followed_through_calls() -> None:
 
 def test_calls_that_differ_leave_a_branch() -> None:
     more = CALLS.replace("tl.reduce(", "_same(x, 32)\n    tl.reduce(")
-    left = without_dead_branches(more, {}, {"_kernel": {"BK": 64, "EARLY": True}})
+    left = without(more, {}, {"_kernel": {"BK": 64, "EARLY": True}})
     assert "    if ROWS == 64:\n" in left
-    assert without_dead_branches(CALLS, {}, {}) == CALLS
+    assert without(CALLS, {}, {}) == CALLS
 
 
 @pytest.mark.parametrize("name", ["causal", "alibi", "documents"])

@@ -9,6 +9,7 @@ import pytest
 
 import attngen
 from attngen.emit.text.long_lines import WIDTH, without_long_lines
+from attngen.emit.text.units import cut, printed
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.attn"))
@@ -40,6 +41,10 @@ PROSE = {
 }
 
 
+def short(source: str) -> str:
+    return printed(without_long_lines(cut(source)))
+
+
 class OneSpace(ast.NodeTransformer):
     """Docstrings with one space between words."""
 
@@ -60,21 +65,21 @@ def longest(source: str) -> int:
 @pytest.mark.parametrize("what", [*LONG, *PROSE])
 def test_a_long_line_becomes_shorter_ones_of_the_same_program(what: str) -> None:
     source = {**LONG, **PROSE}[what]
-    found = without_long_lines(source)
+    found = short(source)
     assert longest(source) > WIDTH >= longest(found)
     assert program(found) == program(source)
-    assert without_long_lines(found) == found
+    assert short(found) == found
 
 
 @pytest.mark.parametrize("what", PROSE)
 def test_no_word_of_a_text_is_lost(what: str) -> None:
     words = [word for word in PROSE[what].replace('"""', " ").split() if word != "#"]
-    assert [word for word in without_long_lines(PROSE[what]).replace('"""', " ").split() if word != "#"] == words
+    assert [word for word in short(PROSE[what]).replace('"""', " ").split() if word != "#"] == words
 
 
 def test_the_lines_of_the_spec_stay() -> None:
     line = f"#     # {' '.join(NAMES)}"
-    assert line in without_long_lines(f"# The specification:\n#\n{line}\nx = 1\n")
+    assert line in short(f"# The specification:\n#\n{line}\nx = 1\n")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import attngen
-from attngen.emit.text.unread import without_unread_parameters
+from attngen import api
+from attngen.emit.text.prune import without_unread
+from attngen.emit.text.units import cut, printed
 from attngen.emit.triton.placement import fields_of_the_runtime
+from attngen.errors import Source
 
 EXAMPLES_FOLDER = Path(__file__).resolve().parents[3] / "examples"
 EXAMPLES = ("causal", "alibi", "documents", "full_bias", "t5_bias", "sigmoid")
@@ -43,8 +45,17 @@ def _some_kernel(p_ptr, q, D: gl.constexpr, E: gl.constexpr):
 """
 
 
+ELSEWHERE = frozenset({("config", "C")})
+
+
 def without(source: str) -> str:
-    return without_unread_parameters(source, frozenset({("config", "C")}))
+    """With a host that launches the kernels: what nothing calls goes as a whole."""
+    host = f"\n\n\nlaunch({', '.join(launched(source))})\n"
+    return printed(without_unread(cut(f"{source.strip()}{host}"), ELSEWHERE)).removesuffix(host) + "\n"
+
+
+def launched(source: str) -> list[str]:
+    return [n.name for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name.endswith("_kernel")]
 
 
 def test_they_go_with_their_arguments() -> None:
@@ -111,7 +122,6 @@ def unread(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_no_example_has_one(name: str) -> None:
-    source = attngen.compile(EXAMPLES_FOLDER / f"{name}.attn").source.partition("# ================")[0]
+    source = api.package(Source((EXAMPLES_FOLDER / f"{name}.attn").read_text()), api.options())[f"{name}.py"]
     assert not list(unread(ast.parse(source)))
-    again = without_unread_parameters(source, fields_of_the_runtime())
-    assert ast.dump(ast.parse(again)) == ast.dump(ast.parse(source))
+    assert printed(without_unread(cut(source), fields_of_the_runtime())) == source

@@ -17,7 +17,7 @@ from attngen.ir.walk import nodes
 from attngen.plan import KernelPlan
 from attngen.plan.score import approximate as approximate_plan
 from attngen.plan.score.approximate import APPROXIMATIONS
-from attngen.prove.proof import prove
+from attngen.prove.discharge import prove
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted
 
 WAVES = "attention waves\nscore = qk * scale + 0.5 * sin(float(q - k) * 0.3) + 0.25 * cos(qk)\nmask = causal\n"

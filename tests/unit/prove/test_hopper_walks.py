@@ -23,11 +23,11 @@ from attngen.plan.mask.turns import Cells
 from attngen.prove.budget.work import Work
 from attngen.prove.fallback import weakened
 from attngen.prove.integers.answers import Holds
-from attngen.prove.obligations.hopper_walks import TURNS, hopper_walks
+from attngen.prove.obligations.hopper_walks import hopper_walks
 from attngen.prove.obligations.lists import entries_answer
 from attngen.prove.obligations.portable_walks import portable_walks
 from attngen.prove.obligations.walk_claims import WalkClaims
-from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
+from attngen.prove.verdict import TURNS, Claim, Proved, Refuted, Unknown
 from attngen.targets import emit
 
 LAST = sub(index("n_tiles"), integer(1))

@@ -27,8 +27,9 @@ from attngen.plan.simulate import classify
 from attngen.prove import record
 from attngen.prove.budget.watchdog import OutOfTime, limited
 from attngen.prove.budget.work import Budget
+from attngen.prove.discharge import prove
 from attngen.prove.fallback import weakened
-from attngen.prove.proof import Proof, prove
+from attngen.prove.proof import Proof
 from attngen.prove.record import MODULES, ROOMS, from_json, key, to_json
 from attngen.prove.report import proof_text, rows
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Shown, Unknown
@@ -142,7 +143,7 @@ def with_unknown(proof: Proof, obligation: Obligation) -> Proof:
 
 def test_an_unknown_is_refused_unless_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     unsure = with_unknown(fresh(GOOD), Obligation.GRADIENTS)
-    monkeypatch.setattr("attngen.prove.proof.prove", lambda *_: unsure)
+    monkeypatch.setattr("attngen.prove.discharge.prove", lambda *_: unsure)
     with pytest.raises(Unproved) as error:
         attngen.compile(GOOD)
     assert error.value.diagnostics[0].fix == '`allow_unproved=["gradients"]` compiles it all the same'
@@ -184,7 +185,7 @@ def unsure_at_first(monkeypatch: pytest.MonkeyPatch, first: Proof) -> list[Kerne
         plans.append(planned)
         return first if len(plans) == 1 else prove(attention, planned, budget)
 
-    monkeypatch.setattr("attngen.prove.proof.prove", answer)
+    monkeypatch.setattr("attngen.prove.discharge.prove", answer)
     return plans
 
 
@@ -202,7 +203,9 @@ def test_the_plan_without_what_was_given_up_is_proved_too(monkeypatch: pytest.Mo
     plans = unsure_at_first(monkeypatch, unsure)
     kernel = attngen.compile(GOOD)
     assert kernel.plan == plans[1] != plans[0]
-    monkeypatch.setattr("attngen.prove.proof.prove", lambda _, planned, __: unsure if planned == plans[0] else refuted)
+    monkeypatch.setattr(
+        "attngen.prove.discharge.prove", lambda _, planned, __: unsure if planned == plans[0] else refuted
+    )
     with pytest.raises(RefutedSpec):
         attngen.compile(GOOD)
 
@@ -428,7 +431,7 @@ def test_a_damaged_proof_is_proved_anew(
     damaged = damage(text)
     kept.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
     assert kept.read_bytes() != text.encode()
-    monkeypatch.setattr("attngen.prove.proof.prove", lambda *_: first)
+    monkeypatch.setattr("attngen.prove.discharge.prove", lambda *_: first)
     second = proved(GOOD)
     assert not second.cached
     assert proof_text(second) == proof_text(first)
@@ -437,7 +440,7 @@ def test_a_damaged_proof_is_proved_anew(
 
 def test_a_second_proof_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     first = proved(GOOD)
-    monkeypatch.setattr("attngen.prove.proof.prove", lambda *_: pytest.fail("proved again"))
+    monkeypatch.setattr("attngen.prove.discharge.prove", lambda *_: pytest.fail("proved again"))
     second = proved(GOOD)
     assert second.cached
     assert not first.cached
@@ -491,7 +494,7 @@ def _imported(file: Path) -> set[str]:
 
 def test_an_unknown_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     unsure = with_unknown(fresh(GOOD), Obligation.GRADIENTS)
-    monkeypatch.setattr("attngen.prove.proof.prove", lambda *_: unsure)
+    monkeypatch.setattr("attngen.prove.discharge.prove", lambda *_: unsure)
     assert not proved(GOOD).cached
     assert not proved(GOOD).cached
 

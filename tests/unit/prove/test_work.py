@@ -26,11 +26,12 @@ from attngen.prove.algebra.sympy_door import sp
 from attngen.prove.algebra.term_size import price
 from attngen.prove.budget.watchdog import OutOfTime
 from attngen.prove.budget.work import OBLIGATION, Budget, OutOfWork, Work
+from attngen.prove.discharge import prove
 from attngen.prove.integers.answers import Holds, Open
 from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations import questions
 from attngen.prove.obligations.tile_ranges import tile_ranges
-from attngen.prove.proof import Proof, prove
+from attngen.prove.proof import Proof
 from attngen.prove.search.tile_search import TileSearch
 from attngen.prove.verdict import Proved, Unknown
 
@@ -93,7 +94,7 @@ LINES = """
 import sys
 from attngen import api
 from attngen.errors import Source
-from attngen.prove.proof import prove
+from attngen.prove.discharge import prove
 
 def lines(proof):
     return [f"{s.work} {[(c.subject, type(c.verdict).__name__) for c in s.claims]}" for s in proof.shown]

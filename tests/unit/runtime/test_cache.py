@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from attngen.runtime import cache, loader
+from attngen import cache
+from attngen.runtime import loader
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,7 +42,7 @@ def test_a_damaged_file_is_written_anew() -> None:
 
 WRITER = """
 import sys
-from attngen.runtime import cache
+from attngen import cache
 text = "a = 1\\n" * 20000
 for _ in range(50):
     path = cache.stored(text, "x")

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import ParamView, views
-from attngen.emit.text.prune import without_unused
 from attngen.emit.text.render import render
 from attngen.emit.torch_shared import expressions as host_expressions
 from attngen.emit.torch_shared.calls import RUNTIME
@@ -76,7 +75,7 @@ class PieceFileView:
 def pieces_module(spec: Attention, plan: KernelPlan, pieces: dict[str, Piece], *, forward: bool) -> str:
     """`pieces`: by the ending of their modules, `_piece` and perhaps `_each`."""
     view = _view(spec, plan, pieces, forward=forward)
-    return without_unused(render("pieces/module.py.j2", {"pieces": view}))
+    return render("pieces/module.py.j2", {"pieces": view})
 
 
 def endings(pieces: Iterable[str], *, forward: bool) -> Lines:

@@ -48,6 +48,16 @@ def remember(kind: str, key: str, text: str) -> None:
     _write(kind, key, text)
 
 
+def place(kind: str, name: str) -> Path | None:
+    """Where another library may keep what it makes, and checks when it reads it; None where it had better not."""
+    try:
+        _make(folder())
+        with _opened(kind, make=True):
+            return folder() / kind / name
+    except OSError:
+        return None
+
+
 def _read(kind: str, name: str) -> str | None:
     try:
         with (
