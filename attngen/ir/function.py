@@ -62,14 +62,19 @@ def inlined(function: Function) -> tuple[Expr, ...]:
 
 def results_of(function: Function, args: Mapping[str, int]) -> tuple[int, ...]:
     """What it returns for these ints, by the names of its params. NumPy is loaded."""
+    return tuple(int(x) for x in arrays_of(function, args))
+
+
+def arrays_of(function: Function, args: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The same for arrays of ints that broadcast."""
     from attngen.ir.evaluate import evaluate  # with NumPy, which no proof needs
 
     names = dict(args)
     for step in function.body:
         if isinstance(step, Assigned):
-            names[step.name] = int(evaluate(step.value, names, {}))
+            names[step.name] = evaluate(step.value, names, {})
         else:
-            given = [int(evaluate(e, names, {})) for e in step.args]
-            found = results_of(step.function, dict(zip((p.id for p in step.function.params), given, strict=True)))
+            given = [evaluate(e, names, {}) for e in step.args]
+            found = arrays_of(step.function, dict(zip((p.id for p in step.function.params), given, strict=True)))
             names |= zip(step.names, found, strict=True)
-    return tuple(int(evaluate(e, names, {})) for e in function.results)
+    return tuple(evaluate(e, names, {}) for e in function.results)

@@ -168,17 +168,17 @@ def test_pictures_and_counts_have_the_same_tiles(name: str, axis: str) -> None:
     assert found == right(kernel, "keys" if axis == "k" else "queries", params, TILES, apart=True)
 
 
-def test_a_gradient_with_an_element_for_each_pair_asks_the_map_beyond_its_first_word() -> None:
-    """Tiles of 16 x 16, of which a row has 36."""
-    S, generator = 570, torch.Generator().manual_seed(0)
-    text = "param bias: f32[Sq, Sk]\nscore = qk * scale + bias[q, k]\nmask = (q - k) // 16 % 7 == 3\nassume Sq == Sk\n"
+@pytest.mark.parametrize(("Sq", "Sk"), [(40, 570), (570, 40)])
+def test_a_gradient_with_an_element_for_each_pair_asks_the_map_beyond_its_first_word(Sq: int, Sk: int) -> None:
+    """Tiles of 16 x 16, of which a row, or a column, has 36."""
+    generator = torch.Generator().manual_seed(0)
+    text = "param bias: f32[Sq, Sk]\nscore = qk * scale + bias[q, k]\nmask = (q - k) // 16 % 7 == 3\n"
     kernel = attngen.compile(f"attention holes\n\n{text}", tile=(16, 16))
     assert kernel.plan.map is not None
-    q, k, v = (torch.randn(1, 1, S, 16, generator=generator) for _ in range(3))
-    bias = torch.randn(S, S, generator=generator, requires_grad=True)
+    q, k, v = (torch.randn(1, 1, size, 16, generator=generator) for size in (Sq, Sk, Sk))
+    bias = torch.randn(Sq, Sk, generator=generator, requires_grad=True)
     (found,) = torch.autograd.grad(kernel(q, k, v, bias=bias).square().sum(), bias)
-    at = torch.arange(S)
-    allowed = (at[:, None] - at).div(16, rounding_mode="floor") % 7 == 3
+    allowed = (torch.arange(Sq)[:, None] - torch.arange(Sk)).div(16, rounding_mode="floor") % 7 == 3
     out = torch.softmax((q @ k.mT / 4 + bias).masked_fill(~allowed, float("-inf")), -1).nan_to_num() @ v
     (wanted,) = torch.autograd.grad(out.square().sum(), bias)
     torch.testing.assert_close(found, wanted.nan_to_num(), rtol=1e-3, atol=1e-4)
