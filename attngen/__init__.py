@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     __version__: str
     from attngen.api import Kernel, compile
     from attngen.errors import AttnError, Diagnostic, Refuted, SpecError, SpecWarning, Unproved, UsageError
+    from attngen.flex.call import flex_attention, from_flex
 
 __all__ = [
     "AttnError",
@@ -22,6 +23,8 @@ __all__ = [
     "Unproved",
     "UsageError",
     "compile",
+    "flex_attention",
+    "from_flex",
 ]
 
 
@@ -30,6 +33,8 @@ def __getattr__(name: str) -> object:
         return _version()
     if name in ("Kernel", "compile"):
         import attngen.api as home
+    elif name in ("flex_attention", "from_flex"):
+        import attngen.flex.call as home
     elif name in __all__:
         import attngen.errors as home
     else:

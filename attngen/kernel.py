@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
@@ -86,6 +86,8 @@ class Kernel:
     """What was proved of the plan, obligation by obligation (`attngen.prove.proof.Proof`)."""
     made: tuple[str, Options] | None = field(default=None)
     """The spec's text, and the options of the file: from them the functions of other geometries are compiled."""
+    captured: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Params that a call need not give (`attngen.from_flex`)."""
     # None until they are loaded: FSDP reads every field of a module's arguments.
     _geometries: dict[str, Loaded] = field(init=False, default=cast(Any, None))
     _runtime: Any = field(init=False, default=cast(Any, None))
@@ -96,7 +98,13 @@ class Kernel:
     def name(self) -> str:
         return self.spec.name
 
+    @property
+    def text(self) -> str:
+        """The spec's text, as it was compiled: of `attngen.from_flex`, what it read, to be kept as a file."""
+        return "" if self.made is None else self.made[0]
+
     def __call__(self, /, *operands: Any, **arguments: Any) -> Any:
+        arguments = {**self.captured, **arguments} if self.captured else arguments
         bounds = [name for name in _BOUNDS if arguments.get(name) is not None]
         if bounds and not any(p.name in bounds for p in self.spec.params):
             _refuse_spread(self.name, operands, arguments)
@@ -113,6 +121,7 @@ class Kernel:
         Gives out (Tq, Hq, Dv), with `return_lse=True` also lse (Hq, Tq), float32. A param with an element for each row
         has the rows of all sequences, without the dimension B. For target triton; compiled at the first call.
         """
+        arguments = {**self.captured, **arguments} if self.captured else arguments
         _refuse_spread(self.name, operands, arguments)
         return _called(self.loaded("packed").function, operands, arguments)
 

@@ -46,6 +46,13 @@ _ARGUMENTS = frozenset({"q", "k", "v", "scale", "return_lse", "dropout_seed"})
 Named = ast.Const | ast.Param | ast.Let
 
 
+def is_free(name: str) -> bool:
+    """Whether a file may give a const, a param or a let this name: by the language, and by the generated code."""
+    return not (
+        keyword.iskeyword(name) or name in _ARGUMENTS | _CALLED or (name in prelude().names and name not in YIELDING)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Outline:
     """`named` holds the first definition of each name, `fresh` the dims that are sizes bound at the call."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from attngen.ir.nodes import Expr, Symbol
 from attngen.ir.walk import substitute

@@ -1,5 +1,5 @@
 """Runs generated source: `loader` imports it, in an interpreter where there is no GPU or TPU.
 
-`cache` keeps files by their content, `forked` runs a function in a process of its own, and `merging` has the kernel
+`forked` runs a function in a process of its own, and `merging` has the kernel
 that merges two parts of a result.
 """

@@ -1,0 +1,115 @@
+"""What functions enclose: the tensors and numbers that they read, under the names that they read them by.
+
+Takes functions; returns what is reachable from them: what they enclose, read of their modules, or have by default, and
+what is inside of that.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+_PLAIN = (str, bytes, type(None), bool, complex, range, torch.dtype, torch.device, torch.layout, BuiltinFunctionType)
+_OPAQUE = ("builtins", "_thread")
+_TRUSTED = ("torch", "math", "functools", "operator", "builtins", "typing", "collections", "numpy")
+"""Modules that do not change what a function computes."""
+
+
+@dataclass(slots=True)
+class Enclosed:
+    """`tensors` and `numbers`, each with its name, in a fixed order. `key`: two lists of functions that have the same
+    compute the same of tensors that are alike; None where something could not be looked into."""
+
+    tensors: list[tuple[str, Tensor]] = field(default_factory=list[tuple[str, Tensor]])
+    numbers: list[tuple[str, int | float]] = field(default_factory=list[tuple[str, int | float]])
+    key: Hashable = None
+
+
+def enclosed(functions: list[Callable[..., Any] | None]) -> Enclosed:
+    found = Enclosed()
+    key: list[Hashable] = []
+    places: dict[int, int] = {}
+    kept: list[Any] = []  # else another may get the identity of one that is gone
+    whole = True
+    waiting: list[tuple[str, Any]] = [("", f) for f in reversed(functions)]
+    while waiting:
+        text, x = waiting.pop()
+        if isinstance(x, Tensor):
+            if id(x) not in places:
+                found.tensors.append((text, x))
+            known = places.setdefault(id(x), len(places))
+            key.append((text, known, x.shape, x.dtype, x.requires_grad))
+        elif isinstance(x, int | float) and not isinstance(x, bool):
+            found.numbers.append((text, x))
+            key.append((text, type(x), x))
+        elif isinstance(x, _PLAIN):
+            key.append((text, x))
+        elif isinstance(x, ModuleType | type):
+            module: str = x.__name__ if isinstance(x, ModuleType) else x.__module__
+            whole &= module.partition(".")[0] in _TRUSTED
+        elif id(x) in places:
+            key.append((text, places[id(x)]))
+        else:
+            places[id(x)] = len(places)
+            kept.append(x)
+            inside = _inside(text, x)
+            whole &= inside is not None
+            of: Hashable = x.__code__ if isinstance(x, FunctionType) else _class(x)
+            key.append(of)
+            waiting += reversed([*(inside or ())])
+    found.key = tuple(key) if whole else None
+    return found
+
+
+def _inside(text: str, x: Any) -> Iterator[tuple[str, Any]] | None:
+    """None for what cannot be looked into."""
+    match x:
+        case functools.partial():
+            return _inside(text, {"": x.func, **x.keywords, **dict(enumerate(x.args))})  # pyright: ignore[reportUnknownMemberType]
+        case MethodType():
+            return iter([("", x.__func__), ("", x.__self__)])
+        case FunctionType():
+            return _of_function(x)
+        case list() | tuple() | set() | frozenset():
+            return ((text, part) for part in cast("Iterable[Any]", x))
+        case dict():
+            items = cast("dict[Any, Any]", x).items()
+            return ((key if isinstance(key, str) else text, part) for key, part in items)
+        case _ if hasattr(x, "__dict__") and not hasattr(_class(x), "__slots__"):
+            own: dict[str, Any] = {"": vars(_class(x)).get("__call__"), **vars(x)}
+            return iter(own.items()) if _class(x).__module__ not in _OPAQUE else None
+        case _:
+            return None
+
+
+def _class(x: Any) -> type[Any]:
+    return x.__class__
+
+
+def _of_function(f: FunctionType) -> Iterator[tuple[str, Any]]:
+    if str(f.__module__).partition(".")[0] == "torch" and f.__closure__ is None:
+        return
+    for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # it is filled later
+            yield name, None
+    for name in sorted(_global_names(f.__code__)):
+        if name in f.__globals__:
+            yield name, f.__globals__[name]
+    parameters = f.__code__.co_varnames[: f.__code__.co_argcount]
+    yield from zip(parameters[len(parameters) - len(f.__defaults__ or ()) :], f.__defaults__ or (), strict=True)
+    yield from (f.__kwdefaults__ or {}).items()
+
+
+@functools.lru_cache(maxsize=512)
+def _global_names(code: CodeType) -> frozenset[str]:
+    """The names that may be its module's, of functions inside of it, too."""
+    inner = [_global_names(c) for c in code.co_consts if isinstance(c, CodeType)]
+    return frozenset(code.co_names).union(*inner)
