@@ -76,7 +76,7 @@ def flex_attention(
 
     query (B, Hq, Sq, D), key (B, Hkv, Sk, D), value (B, Hkv, Sk, Dv), of one dtype: float16, bfloat16 or float32; gives
     out (B, Hq, Sq, Dv), with `return_lse` also lse (B, Hq, Sq), float32, the natural logarithm. Differentiable in all
-    three and in what score_mod captured. Of `block_mask` its mask_mod counts; one without (`BlockMask.from_kv_blocks`)
+    three and in what score_mod captured. Of `block_mask` its mask_mod counts; one without (as from_kv_blocks makes it)
     allows the pairs of its blocks. A query without a key has a row of zeros, and -inf in lse. `kernel_options` are for
     FlexAttention's own kernels, and not read.
 

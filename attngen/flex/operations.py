@@ -280,7 +280,7 @@ ELSEWHERE: Mapping[tuple[str, str], Operation] = {("approx", "tanh"): _function(
 
 
 def converted(x: Any, kind: Kind) -> Node:
-    """As `x.to(dtype)`."""
+    """As a tensor is converted to a dtype of this kind."""
     given = as_node(x)
     if given.kind == kind:
         return given

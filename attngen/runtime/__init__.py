@@ -1,5 +1,5 @@
 """Runs generated source: `loader` imports it, in an interpreter where there is no GPU or TPU.
 
-`forked` runs a function in a process of its own, and `merging` has the kernel
-that merges two parts of a result.
+`forked` runs a function in a process of its own, and `merging` has the kernel that merges two parts of
+a result.
 """

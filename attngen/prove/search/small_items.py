@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import islice, product
 
-import numpy as np
-
 from attngen.ir.function import Function, arrays_of, results_of
 
 LARGEST = 5
@@ -22,6 +20,8 @@ def _called(f: Function, names: Mapping[str, int]) -> tuple[int, ...]:
 
 def _rows(f: Function, cases: Sequence[Mapping[str, int]]) -> list[tuple[int, ...]]:
     """What it returns for each case: all at once."""
+    import numpy as np  # which no proof needs
+
     given = {p.id: np.array([case[p.id] for case in cases], dtype=np.int64) for p in f.params}
     columns = [np.broadcast_to(x, len(cases)).tolist() for x in arrays_of(f, given)]
     return list(zip(*columns, strict=True))
