@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxOutput, BlockMask, noop_mask
+from torch.nn.attention.flex_attention import AuxOutput, BlockMask
 
 from attngen import api
 from attngen.errors import Refuted, Unproved, UsageError
+from attngen.flex.blocks import mask_of
 from attngen.flex.enclosed import enclosed
 from attngen.flex.spec import Modification, Read, read
 from attngen.kernel import Kernel
@@ -71,14 +72,15 @@ def flex_attention(
     kernel_options: Mapping[str, Any] | None = None,
     *,
     return_aux: Any = None,
+    mask_mod: Modification | None = None,
 ) -> Any:
     """In place of `torch.nn.attention.flex_attention.flex_attention`: the same arguments, and the same results.
 
     query (B, Hq, Sq, D), key (B, Hkv, Sk, D), value (B, Hkv, Sk, Dv), of one dtype: float16, bfloat16 or float32; gives
     out (B, Hq, Sq, Dv), with `return_lse` also lse (B, Hq, Sq), float32, the natural logarithm. Differentiable in all
-    three and in what score_mod captured. Of `block_mask` its mask_mod counts; one without (as from_kv_blocks makes it)
-    allows the pairs of its blocks. A query without a key has a row of zeros, and -inf in lse. `kernel_options` are for
-    FlexAttention's own kernels, and not read.
+    three and in what score_mod captured. Of `block_mask` its mask_mod counts, and its blocks where they leave out more,
+    which is found by looking at all its pairs once; `mask_mod` alone needs none of that. A query without a key has a
+    row of zeros, and -inf in lse. `kernel_options` are for FlexAttention's own kernels, and not read.
 
     Raises `UsageError` for what the language has no counterpart of, and for `return_aux` with the maximum of scores.
     """
@@ -88,8 +90,9 @@ def flex_attention(
     if return_aux is not None and getattr(return_aux, "max_scores", False):
         raise UsageError("return_aux asks for the maximum of scores, which kernels do not keep: ask for lse alone")
     sizes = {"B": query.shape[0], "Hq": query.shape[1], "Sq": query.shape[2], "Sk": key.shape[2]}
-    mask_mod = None if block_mask is None else _mask_mod(block_mask)
-    found = _read(score_mod, mask_mod, sizes)
+    if mask_mod is not None and block_mask is not None:
+        raise UsageError("flex_attention takes a block_mask or a mask_mod, not both: of a block mask its own counts")
+    found = _read(score_mod, mask_mod if block_mask is None else block_mask, sizes)
     with_lse = return_lse or (return_aux is not None and return_aux.lse)
     result = _compiled(found.text, sizes["Sq"], sizes["Sk"])(
         query, key, value, scale=scale, return_lse=with_lse, **found.params
@@ -100,27 +103,15 @@ def flex_attention(
     return out, AuxOutput(lse=lse)
 
 
-def _mask_mod(block_mask: BlockMask) -> Modification:
-    if block_mask.mask_mod is not noop_mask:
-        return block_mask.mask_mod
-    blocks = block_mask.to_dense().bool()
-    rows, columns = block_mask.BLOCK_SIZE
-    batches, heads = (size > 1 for size in blocks.shape[:2])
-
-    def in_blocks(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return blocks[b if batches else 0, h if heads else 0, q_idx // rows, kv_idx // columns]
-
-    return in_blocks
-
-
 _MOST_KEPT = 256
 _kept: dict[Hashable, tuple[str, tuple[tuple[str, int], ...]]] = {}
 """Texts by what functions enclose and by sizes, and for each param which of the tensors that they enclose it is."""
 
 
 @_unseen
-def _read(score_mod: Modification | None, mask_mod: Modification | None, sizes: dict[str, int]) -> Read:
+def _read(score_mod: Modification | None, mask: Modification | BlockMask | None, sizes: dict[str, int]) -> Read:
     """`read`, which is not repeated for functions of the same code that enclose the same numbers and like tensors."""
+    mask_mod = mask_of(mask) if isinstance(mask, BlockMask) else mask
     own = enclosed([score_mod, mask_mod])
     key = None if own.key is None else (own.key, *sizes.values())
     if key is not None and key in _kept:
@@ -128,7 +119,8 @@ def _read(score_mod: Modification | None, mask_mod: Modification | None, sizes: 
         return Read(text, {name: own.tensors[place][1] for name, place in params})
     found = read(score_mod, mask_mod, "flex", {}, sizes)
     places = {id(x): place for place, (_, x) in enumerate(own.tensors)}
-    if key is not None and all(id(x) in places for x in found.params.values()):  # else some are computed at each call
+    lasting = key is not None and found.lasting and all(id(x) in places for x in found.params.values())
+    if lasting:  # else the function computes with captured tensors, or asks for their values, at each call
         while len(_kept) >= _MOST_KEPT:
             del _kept[next(iter(_kept))]
         _kept[key] = found.text, tuple((name, places[id(x)]) for name, x in found.params.items())

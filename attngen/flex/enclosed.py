@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 
 _PLAIN = (str, bytes, type(None), bool, complex, range, torch.dtype, torch.device, torch.layout, BuiltinFunctionType)
+_OF_CLASSES = ("__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__init__")
+_MOST = 2000
+"""Objects that are looked into."""
 _OPAQUE = ("builtins", "_thread")
 _TRUSTED = ("torch", "math", "functools", "operator", "builtins", "typing", "collections", "numpy")
 """Modules that do not change what a function computes."""
@@ -40,6 +43,9 @@ def enclosed(functions: list[Callable[..., Any] | None]) -> Enclosed:
     waiting: list[tuple[str, Any]] = [("", f) for f in reversed(functions)]
     while waiting:
         text, x = waiting.pop()
+        if len(kept) > _MOST:
+            whole = False
+            break
         if isinstance(x, Tensor):
             if id(x) not in places:
                 found.tensors.append((text, x))
@@ -81,9 +87,16 @@ def _inside(text: str, x: Any) -> Iterator[tuple[str, Any]] | None:
         case dict():
             items = cast("dict[Any, Any]", x).items()
             return ((key if isinstance(key, str) else text, part) for key, part in items)
+        case property():
+            return iter([("", x.fget)])
+        case staticmethod() | classmethod():
+            return iter([("", x.__func__)])
         case _ if hasattr(x, "__dict__") and not hasattr(_class(x), "__slots__"):
-            own: dict[str, Any] = {"": vars(_class(x)).get("__call__"), **vars(x)}
-            return iter(own.items()) if _class(x).__module__ not in _OPAQUE else None
+            if _class(x).__module__ in _OPAQUE:
+                return None
+            classes = [c for c in _class(x).__mro__ if c.__module__.partition(".")[0] not in _TRUSTED]
+            own = {n: y for c in reversed(classes) for n, y in vars(c).items() if n not in _OF_CLASSES}
+            return iter([*vars(x).items(), *own.items()])
         case _:
             return None
 

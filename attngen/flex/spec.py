@@ -40,10 +40,12 @@ _SMALL = 3
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """`text` of the spec; `params`: what the functions captured, by name."""
+    """`text` of the spec; `params`: what the functions captured, by name. `lasting`: whether no value of a captured tensor
+    stands in the text."""
 
     text: str
     params: dict[str, Tensor]
+    lasting: bool = True
 
 
 def read(
@@ -201,7 +203,8 @@ class _Writing:
         blocks = [[f"attention {self.attention}"], consts, params, self.lines, statements]
         text = "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
         formatted = api.format_source(Source(text))
-        return Read(formatted, {text: captured.tensor for text, captured in self.params.items()})
+        params = {text: captured.tensor for text, captured in self.params.items()}
+        return Read(formatted, params, not self.reading.asked)
 
     def _name_shared(self, roots: list[Node]) -> None:
         """What more than one operation reads is written once, above, under the name that it has in the function."""

@@ -29,6 +29,9 @@ from attngen.flex.operations import ELSEWHERE, OPERATIONS, NoCounterpart, conver
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), contextlib.__file__, "<string>")
 _LOSSY = (torch.float16, torch.bfloat16)
 _ASKS = ("_local_scalar_dense", "is_nonzero", "item")
+_ASKED = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
+"""What gives values past the dispatcher."""
+_NARROW = (torch.int8, torch.uint8, torch.int16)
 INDICES = ("b", "h", "q", "k")
 
 
@@ -71,7 +74,8 @@ class Reading:
         self.known: dict[int, Known] = {}
         self.kept: list[Any] = []  # else another tensor may get the identity of one that is gone
         self.made: set[int] = set()  # tensors that a function made of nothing that it captured
-        self.derived: set[int] = set()
+        self.asked = False
+        """Whether a function asked for the values of a captured tensor."""
         self.last: dict[tuple[str, int], Node] = {}
         """By line, what was computed there last."""
 
@@ -140,6 +144,8 @@ class _Indexing(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func in _ASKED and id(args[0]) not in self.reading.made:
+            self.reading.asked = True
         if func is Tensor.__getitem__:
             items = cast("tuple[Any, ...]", args[1] if isinstance(args[1], tuple) else (args[1],))
             known = self.reading.known
@@ -166,13 +172,18 @@ class _Operations(TorchDispatchMode):
         return _at_line(partial(_translated, reading, func, operation, args, named), operation)
 
     def _done(self, func: Any, args: Any, named: dict[str, Any], tensors: list[Tensor], operation: str) -> Any:
-        found = func(*args, **named)
         reading = self.reading
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise _refused("it draws random numbers: dropout is a statement of its own", operation)
+        if operation in _ASKS and id(args[0]) not in reading.made:
+            reading.asked = True
+        found = func(*args, **named)
         fresh = operation == "lift_fresh" or all(id(x) in reading.made or id(x) in reading.known for x in tensors)
         for x in _leaves(found):
             if isinstance(x, Tensor) and id(x) not in {id(t) for t in tensors}:
-                (reading.made if fresh else reading.derived).add(id(x))
                 reading.kept.append(x)
+                if fresh:
+                    reading.made.add(id(x))
         return found
 
 
@@ -209,6 +220,8 @@ def _translated(reading: Reading, func: Any, operation: str, args: Sequence[Any]
             dtype = named.get("dtype") or args[0].dtype
             if dtype in _LOSSY and args[0].dtype.is_floating_point:
                 raise NoCounterpart(f"a value is rounded to {dtype}: kernels compute in float32; leave the cast away")
+            if dtype in _NARROW and dtype != args[0].dtype:
+                raise NoCounterpart(f"a value is cut to {dtype}: leave the cast away")
             return reading.give(_told(reading, converted(reading.node(args[0]), kind_of(dtype))), dtype)
         case _:
             pass
@@ -319,6 +332,9 @@ def _at_line(work: Callable[[], Any], operation: str) -> Any:
     try:
         return work()
     except NoCounterpart as why:
-        file, number = _line()
-        said = "" if operation in _ASKS else f"{operation}: "
-        raise UsageError(f"{file}:{number}: {said}{why}") from None
+        raise _refused(str(why), "" if operation in _ASKS else operation) from None
+
+
+def _refused(why: str, operation: str) -> UsageError:
+    file, number = _line()
+    return UsageError(f"{file}:{number}: {operation}{': ' if operation else ''}{why}")

@@ -13,6 +13,7 @@ import attngen
 from attngen import Refuted, UsageError
 from attngen.cli.main import main
 from attngen.flex import call
+from attngen.flex.blocks import mask_of
 
 slopes = torch.linspace(0.5, 0.1, 4).requires_grad_()
 
@@ -81,10 +82,74 @@ def test_a_block_mask_of_blocks_alone_allows_their_pairs() -> None:
     columns = torch.tensor([[[[2, 0, 1], [0, 1, 2], [1, 0, 2]]]], dtype=torch.int32)
     q, k, v = drawn()
     found = attngen.flex_attention(q, k, v, None, BlockMask.from_kv_blocks(counts, columns, BLOCK_SIZE=16))
-    blocks = torch.tensor([[0, 0, 1], [1, 1, 0], [0, 1, 0]], dtype=torch.bool)
-    allowed = blocks.repeat_interleave(16, 0).repeat_interleave(16, 1)
+    allowed = of_blocks(torch.tensor([[0, 0, 1], [1, 1, 0], [0, 1, 0]], dtype=torch.bool))
     wanted = torch.softmax((q @ k.mT / 4).masked_fill(~allowed, float("-inf")), -1) @ v
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def of_blocks(blocks: torch.Tensor) -> torch.Tensor:
+    return blocks.repeat_interleave(16, 0).repeat_interleave(16, 1)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_blocks_that_leave_out_more_than_the_function_count(full: bool) -> None:
+    counts = torch.tensor([[[1, 2, 1]]], dtype=torch.int32)
+    columns = torch.tensor([[[[2, 0, 1], [0, 1, 2], [1, 0, 2]]]], dtype=torch.int32)
+    others = (torch.tensor([[[1, 0, 1]]], dtype=torch.int32), torch.tensor([[[[0, 1, 2], [0, 1, 2], [2, 0, 1]]]]))
+    every = BlockMask.from_kv_blocks(
+        counts, columns, *((others[0], others[1].int()) if full else ()), BLOCK_SIZE=16, mask_mod=odd
+    )
+    q, k, v = drawn()
+    found = attngen.flex_attention(q, k, v, None, every)
+    allowed = of_blocks(torch.tensor([[0, 0, 1], [1, 1, 0], [0, 1, 0]], dtype=torch.bool))
+    allowed &= odd(0, 0, torch.arange(48)[:, None], torch.arange(48))
+    if full:
+        allowed |= of_blocks(torch.tensor([[1, 0, 0], [0, 0, 0], [0, 0, 1]], dtype=torch.bool))
+    wanted = torch.softmax((q @ k.mT / 4).masked_fill(~allowed, float("-inf")), -1) @ v
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def odd(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx + kv_idx) % 3 != 1
+
+
+def test_a_block_mask_that_was_made_of_its_function_is_that_function() -> None:
+    for lengths in ((48, 48), (40, 56)):
+        made = create_block_mask(odd, 2, 4, *lengths, "cpu", 16)
+        assert mask_of(made) is odd
+    q, k, v = drawn()
+    both = {"block_mask": create_block_mask(odd, None, None, 48, 48, "cpu", 16), "mask_mod": odd}
+    with pytest.raises(UsageError, match="a block_mask or a mask_mod, not both"):
+        attngen.flex_attention(q, k, v, **both)
+    alone = [attngen.flex_attention(q, k, v, **{name: mask}) for name, mask in both.items()]
+    assert alone[0].equal(alone[1])
+
+
+class Settings:
+    reach = 4
+
+
+def test_what_is_kept_follows_what_a_function_reads() -> None:
+    """Attributes of objects and of their classes, globals, and values of tensors that Python asks for."""
+    settings, most = Settings(), torch.tensor([7])
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx - kv_idx < settings.reach) & (kv_idx < int(most)) | (q_idx == kv_idx)
+
+    def computed() -> torch.Tensor:
+        at = torch.arange(48)
+        allowed = (at[:, None] - at < settings.reach) & (at < int(most)) | (at[:, None] == at)
+        return torch.softmax((q @ k.mT / 4).masked_fill(~allowed, float("-inf")), -1) @ v
+
+    q, k, v = drawn()
+    torch.testing.assert_close(attngen.flex_attention(q, k, v, mask_mod=mask_mod), computed(), rtol=1e-4, atol=1e-5)
+    try:
+        Settings.reach = 9
+        torch.testing.assert_close(attngen.flex_attention(q, k, v, mask_mod=mask_mod), computed(), rtol=1e-4, atol=1e-5)
+    finally:
+        Settings.reach = 4
+    most.fill_(30)
+    torch.testing.assert_close(attngen.flex_attention(q, k, v, mask_mod=mask_mod), computed(), rtol=1e-4, atol=1e-5)
 
 
 def test_functions_are_read_once_for_what_they_enclose() -> None:

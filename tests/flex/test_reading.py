@@ -128,6 +128,8 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "a slice": (lambda b, h, q, k: slopes[1:][h] > table[h, 1:][q], "an axis has an index"),
     "too many indices": (lambda b, h, q, k: slopes[h, q] > 0, "1 axes is given 2 indices"),
     "a rounded score": (lambda b, h, q, k: (q / 3).bfloat16() > 0, "kernels compute in float32"),
+    "random numbers": (lambda b, h, q, k: torch.rand(()) * q > k, "it draws random numbers"),
+    "a narrow int": (lambda b, h, q, k: q.to(torch.int8) > k, "leave the cast away"),
     "nothing": (lambda b, h, q, k: None, "mask_mod gives a NoneType"),
 }
 
