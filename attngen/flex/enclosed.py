@@ -90,13 +90,15 @@ def _inside(text: str, x: Any) -> Iterator[tuple[str, Any]] | None:
         case property():
             return iter([("", x.fget)])
         case staticmethod() | classmethod():
-            return iter([("", x.__func__)])
+            inner: Any = getattr(x, "__func__", None)
+            return iter([("", inner)])
         case _ if hasattr(x, "__dict__") and not hasattr(_class(x), "__slots__"):
             if _class(x).__module__ in _OPAQUE:
                 return None
             classes = [c for c in _class(x).__mro__ if c.__module__.partition(".")[0] not in _TRUSTED]
             own = {n: y for c in reversed(classes) for n, y in vars(c).items() if n not in _OF_CLASSES}
-            return iter([*vars(x).items(), *own.items()])
+            mine: dict[str, Any] = vars(x)
+            return iter([*mine.items(), *own.items()])
         case _:
             return None
 

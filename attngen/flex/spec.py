@@ -40,8 +40,8 @@ _SMALL = 3
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """`text` of the spec; `params`: what the functions captured, by name. `lasting`: whether no value of a captured tensor
-    stands in the text."""
+    """`text` of the spec; `params`: what the functions captured, by name. `lasting`: whether no value of a captured
+    tensor stands in the text."""
 
     text: str
     params: dict[str, Tensor]

@@ -29,8 +29,8 @@ from attngen.flex.operations import ELSEWHERE, OPERATIONS, NoCounterpart, conver
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), contextlib.__file__, "<string>")
 _LOSSY = (torch.float16, torch.bfloat16)
 _ASKS = ("_local_scalar_dense", "is_nonzero", "item")
-_ASKED = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
-"""What gives values past the dispatcher."""
+_ASKED = ("tolist", "numpy", "__array__")
+"""Methods that give values past the dispatcher."""
 _NARROW = (torch.int8, torch.uint8, torch.int16)
 INDICES = ("b", "h", "q", "k")
 
@@ -144,7 +144,7 @@ class _Indexing(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in _ASKED and id(args[0]) not in self.reading.made:
+        if getattr(func, "__name__", "") in _ASKED and id(args[0]) not in self.reading.made:
             self.reading.asked = True
         if func is Tensor.__getitem__:
             items = cast("tuple[Any, ...]", args[1] if isinstance(args[1], tuple) else (args[1],))
