@@ -9,14 +9,30 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-_PLAIN = (str, bytes, type(None), bool, complex, range, torch.dtype, torch.device, torch.layout, BuiltinFunctionType)
-_OF_CLASSES = ("__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__init__")
+_PLAIN = (str, bytes, type(None), bool, complex, range, torch.dtype, torch.device, torch.layout, Enum)
+_OF_CLASSES = (
+    "__module__",
+    "__doc__",
+    "__dict__",
+    "__weakref__",
+    "__annotations__",
+    "__init__",
+    "__repr__",
+    "__eq__",
+    "__hash__",
+    "__dataclass_fields__",
+    "__slotnames__",
+    "__dataclass_params__",
+    "__match_args__",
+)
 _MOST = 2000
 """Objects that are looked into."""
 _OPAQUE = ("builtins", "_thread")
@@ -43,6 +59,7 @@ def enclosed(functions: list[Callable[..., Any] | None]) -> Enclosed:
     waiting: list[tuple[str, Any]] = [("", f) for f in reversed(functions)]
     while waiting:
         text, x = waiting.pop()
+        x: Any = x.item() if isinstance(x, np.integer | np.floating) else x
         if len(kept) > _MOST:
             whole = False
             break
@@ -51,9 +68,10 @@ def enclosed(functions: list[Callable[..., Any] | None]) -> Enclosed:
                 found.tensors.append((text, x))
             known = places.setdefault(id(x), len(places))
             key.append((text, known, x.shape, x.dtype, x.requires_grad))
-        elif isinstance(x, int | float) and not isinstance(x, bool):
+            whole &= not vars(x)
+        elif isinstance(x, int | float) and not isinstance(x, bool | Enum):
             found.numbers.append((text, x))
-            key.append((text, type(x), x))
+            key.append((text, repr(type(x)), repr(x)))
         elif isinstance(x, _PLAIN):
             key.append((text, x))
         elif isinstance(x, ModuleType | type):
@@ -67,8 +85,9 @@ def enclosed(functions: list[Callable[..., Any] | None]) -> Enclosed:
             inside = _inside(text, x)
             whole &= inside is not None
             of: Hashable = x.__code__ if isinstance(x, FunctionType) else _class(x)
-            key.append(of)
-            waiting += reversed([*(inside or ())])
+            parts = [*(inside or ())]
+            key.append((text, of, len(parts)))
+            waiting += reversed(parts)
     found.key = tuple(key) if whole else None
     return found
 
@@ -82,23 +101,27 @@ def _inside(text: str, x: Any) -> Iterator[tuple[str, Any]] | None:
             return iter([("", x.__func__), ("", x.__self__)])
         case FunctionType():
             return _of_function(x)
-        case list() | tuple() | set() | frozenset():
+        case _ if _class(x) in (list, tuple, set, frozenset):
             return ((text, part) for part in cast("Iterable[Any]", x))
-        case dict():
+        case _ if _class(x) is dict:
             items = cast("dict[Any, Any]", x).items()
-            return ((key if isinstance(key, str) else text, part) for key, part in items)
+            return ((key if isinstance(key, str) else f"{text}_{key!r}", part) for key, part in items)
+        case BuiltinFunctionType():
+            return iter(()) if x.__self__ is None or isinstance(x.__self__, ModuleType) else None
+        case tuple() if hasattr(_class(x), "_fields"):
+            return iter(cast("dict[str, Any]", cast(Any, x)._asdict()).items())
+        case list() | tuple() | set() | frozenset() | dict() | np.ndarray():
+            return None
         case property():
             return iter([("", x.fget)])
         case staticmethod() | classmethod():
-            inner: Any = getattr(x, "__func__", None)
-            return iter([("", inner)])
+            return iter([("", cast(Any, x).__func__)])
         case _ if hasattr(x, "__dict__") and not hasattr(_class(x), "__slots__"):
             if _class(x).__module__ in _OPAQUE:
                 return None
             classes = [c for c in _class(x).__mro__ if c.__module__.partition(".")[0] not in _TRUSTED]
             own = {n: y for c in reversed(classes) for n, y in vars(c).items() if n not in _OF_CLASSES}
-            mine: dict[str, Any] = vars(x)
-            return iter([*mine.items(), *own.items()])
+            return iter([*cast("dict[str, Any]", vars(x)).items(), *own.items()])
         case _:
             return None
 
@@ -121,6 +144,7 @@ def _of_function(f: FunctionType) -> Iterator[tuple[str, Any]]:
     parameters = f.__code__.co_varnames[: f.__code__.co_argcount]
     yield from zip(parameters[len(parameters) - len(f.__defaults__ or ()) :], f.__defaults__ or (), strict=True)
     yield from (f.__kwdefaults__ or {}).items()
+    yield from vars(f).items()
 
 
 @functools.lru_cache(maxsize=512)

@@ -22,8 +22,10 @@ Operation: TypeAlias = Callable[..., Node]
 
 
 def as_node(x: Any) -> Node:
-    if isinstance(x, Node):
+    if isinstance(x, Node) and not (x.is_number and x.kind == "float" and math.isnan(x.value)):
         return x
+    if isinstance(x, Node):
+        raise NoCounterpart("the language has no NaN")
     if isinstance(x, bool | int | float):
         if isinstance(x, float) and math.isnan(x):
             raise NoCounterpart("the language has no NaN")
@@ -187,6 +189,10 @@ def _power(base: Any, exponent: Any) -> Node:
         given = numeric(x, kind)
         raised = given if n.value == 1 else Node("**", given.kind, (given, number(int(n.value))))
         return raised if raised.kind == kind else Node("float", "float", (raised,))
+    if n.is_number and n.value == 0:
+        return number(1.0 if _joint(x, n) == "float" else 1)
+    if not n.is_number and _joint(x, n) == "int":
+        raise NoCounterpart("an int is raised to an int that an index decides: write 1 << n for 2**n, or a float base")
     if n.is_number and n.value in (0.5, -0.5):
         return Node("sqrt" if n.value > 0 else "rsqrt", "float", (_float(x),))
     if n.is_number and float(n.value).is_integer():
@@ -225,6 +231,8 @@ def _gelu(x: Any, *, approximate: str = "none") -> Node:
 
 
 def _softplus(x: Any, beta: Any = 1, threshold: Any = 20) -> Node:
+    if threshold * beta < 15:
+        raise NoCounterpart("its threshold is so low that it is another function")
     scaled = as_node(x) if beta == 1 else _times(as_node(x), as_node(beta))
     found = Node("softplus", "float", (scaled,))
     return found if beta == 1 else _over(found, beta)
@@ -244,9 +252,11 @@ def _same(x: Any, *_: Any, **__: Any) -> Node:
     return as_node(x)
 
 
+SAME = ("alias", "view", "_unsafe_view", "squeeze", "unsqueeze", "expand")
+"""Operations that give the same elements."""
 OPERATIONS: Mapping[str, Operation] = {
     "add": _infix("+"), "sub": _infix("-"), "mul": _infix("*"),
-    "rsub": lambda a, b, **named: _infix("-")(b, a, **named),
+    "rsub": lambda a, b, alpha=1: _infix("-")(b, a, alpha=alpha),
     "div": _divided, "true_divide": _over, "floor_divide": _floor_divided, "remainder": _remainder, "pow": _power,
     "neg": _negative, "reciprocal": lambda x: _over(1, x), "square": lambda x: _power(x, 2),
     "abs": _function("abs", None), "sign": _function("sign", None), "sgn": _function("sign", None),
@@ -272,7 +282,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "gelu": _gelu, "softplus": _softplus, "elu": _elu,
     "leaky_relu": lambda x, slope=0.01: _choice(_compared(">")(x, 0), x, _times(as_node(x), as_node(slope))),
     "log_sigmoid_forward": _function("logsigmoid"),
-    **dict.fromkeys(("clone", "alias", "view", "_unsafe_view", "squeeze", "unsqueeze", "expand"), _same),
+    **dict.fromkeys(("clone", *SAME), _same),
 }  # fmt: skip
 """In-place forms have a `_` behind the name."""
 ELSEWHERE: Mapping[tuple[str, str], Operation] = {("approx", "tanh"): _function("tanh")}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import linecache
 import re
 from collections.abc import Callable, Mapping
@@ -60,6 +61,10 @@ def read(
 
     Raises `UsageError`, with the line, for what the language lacks.
     """
+    for f, count in ((score_mod, 5), (mask_mod, 4)):
+        if f is not None and not _takes(f, count):
+            of = "score_mod(score, b, h, q_idx, kv_idx)" if count == 5 else "mask_mod(b, h, q_idx, kv_idx)"
+            raise UsageError(f"a function that is called as {of} does not take {count} arguments: {f!r}")
     reading = Reading()
     given = {text: reading.index(text) for text in _SIZES}
     score = mask = None
@@ -73,6 +78,16 @@ def read(
     score, mask = _without_infinity(score, mask)
     own = _names([score_mod, mask_mod], names)
     return _Writing(attention, reading, score, mask, own, sizes or {}).read()
+
+
+def _takes(f: Modification, count: int) -> bool:
+    try:
+        inspect.signature(f).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        return True
+    return True
 
 
 def _result(reading: Reading, f: Modification, found: Any, kind: Kind) -> Node:
@@ -96,6 +111,8 @@ def _without_infinity(score: Node | None, mask: Node | None) -> tuple[Node | Non
     """A score that is -inf where a condition fails is a mask."""
     while score is not None and score.word == "choice":
         condition, yes, no = score.operands
+        if _reads(condition, "qk"):
+            break
         minus = [x.is_number and x.value == -float("inf") for x in (yes, no)]
         if minus not in ([True, False], [False, True]):
             break
@@ -103,6 +120,10 @@ def _without_infinity(score: Node | None, mask: Node | None) -> tuple[Node | Non
         mask = allowed if mask is None else Node("and", "bool", (mask, allowed))
         score = no if minus[0] else yes
     return score, mask
+
+
+def _reads(node: Node, text: str) -> bool:
+    return node.name == text or any(_reads(x, text) for x in node.operands)
 
 
 # ---------------------------------------------------------------- names

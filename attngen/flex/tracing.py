@@ -24,13 +24,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attngen.errors import UsageError
 from attngen.flex.nodes import Kind, Node, name, number
-from attngen.flex.operations import ELSEWHERE, OPERATIONS, NoCounterpart, converted
+from attngen.flex.operations import ELSEWHERE, OPERATIONS, SAME, NoCounterpart, as_node, converted
 
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), contextlib.__file__, "<string>")
 _LOSSY = (torch.float16, torch.bfloat16)
 _ASKS = ("_local_scalar_dense", "is_nonzero", "item")
-_ASKED = ("tolist", "numpy", "__array__")
-"""Methods that give values past the dispatcher."""
+_VALUE = (
+    "Python asks for the value of what an index decides, by `if`, `and`, `or`, `not`, int() or float(): "
+    "write torch.where, &, | and ~"
+)
+_ASKED = ("tolist", "numpy", "__array__", "tensor", "as_tensor")
+"""What gives values past the dispatcher."""
 _NARROW = (torch.int8, torch.uint8, torch.int16)
 INDICES = ("b", "h", "q", "k")
 
@@ -74,6 +78,8 @@ class Reading:
         self.known: dict[int, Known] = {}
         self.kept: list[Any] = []  # else another tensor may get the identity of one that is gone
         self.made: set[int] = set()  # tensors that a function made of nothing that it captured
+        self.views: set[int] = set()  # tensors that share what they stand for with another
+        self.grad = torch.is_grad_enabled()
         self.asked = False
         """Whether a function asked for the values of a captured tensor."""
         self.last: dict[tuple[str, int], Node] = {}
@@ -144,15 +150,25 @@ class _Indexing(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if getattr(func, "__name__", "") in _ASKED and id(args[0]) not in self.reading.made:
-            self.reading.asked = True
+        reading = self.reading
+        tensors = [x for x in _leaves((args, kwargs)) if isinstance(x, Tensor)]
+        traced = any(id(x) in reading.known for x in tensors)
+        called = getattr(func, "__name__", "")
+        if called in _ASKED and traced:
+            raise _refused(_VALUE, "")
+        if called in (*_ASKED, "equal", "allclose") and any(id(x) not in reading.made for x in tensors):
+            reading.asked = True
+        if traced and reading.grad and not torch.is_grad_enabled():
+            raise _refused("gradients are switched off here, which kernels cannot do for a part of a score", called)
         if func is Tensor.__getitem__:
             items = cast("tuple[Any, ...]", args[1] if isinstance(args[1], tuple) else (args[1],))
-            known = self.reading.known
-            if isinstance(known.get(id(args[0])), Partly) or any(id(i) in known for i in items):
+            if isinstance(reading.known.get(id(args[0])), Partly) or any(id(i) in reading.known for i in items):
                 with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
-                    return _at_line(partial(_indexed, self.reading, args[0], items), "indexing")
-        return func(*args, **(kwargs or {}))
+                    return _at_line(partial(_indexed, reading, args[0], items), "indexing")
+        if not traced:
+            return func(*args, **(kwargs or {}))
+        with torch.no_grad():  # else autograd detaches what it keeps
+            return func(*args, **(kwargs or {}))
 
 
 class _Operations(TorchDispatchMode):
@@ -167,7 +183,8 @@ class _Operations(TorchDispatchMode):
         operation = func.overloadpacket.__name__
         reading = self.reading
         tensors = [x for x in _leaves((args, named)) if isinstance(x, Tensor)]
-        if not any(id(x) in reading.known for x in tensors) or operation.endswith(("_like",)) or "new_" in operation:
+        made = operation.endswith("_like") or operation.startswith("new_")  # of a shape and a dtype alone
+        if made or not any(id(x) in reading.known for x in tensors):
             return self._done(func, args, named, tensors, operation)
         return _at_line(partial(_translated, reading, func, operation, args, named), operation)
 
@@ -175,9 +192,12 @@ class _Operations(TorchDispatchMode):
         reading = self.reading
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise _refused("it draws random numbers: dropout is a statement of its own", operation)
-        if operation in _ASKS and id(args[0]) not in reading.made:
+        values = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+        if not values.isdisjoint(func.tags) and any(id(x) not in reading.made for x in tensors):
             reading.asked = True
         found = func(*args, **named)
+        if _is_in_place(operation) and any(id(x) not in reading.made for x in tensors):
+            reading.made.discard(id(args[0]))  # it holds what was captured
         fresh = operation == "lift_fresh" or all(id(x) in reading.made or id(x) in reading.known for x in tensors)
         for x in _leaves(found):
             if isinstance(x, Tensor) and id(x) not in {id(t) for t in tensors}:
@@ -196,56 +216,81 @@ def _translated(reading: Reading, func: Any, operation: str, args: Sequence[Any]
         case "dot" | "mv" | "mm" | "sum":
             raise NoCounterpart("rows of captured tensors are multiplied: append them to query and key instead")
         case _ if operation in _ASKS:
-            asked = "Python asks for the value of what an index decides, by `if`, `and`, `or`, `not`, int() or float()"
-            raise NoCounterpart(f"{asked}: write torch.where, &, | and ~")
+            raise NoCounterpart(_VALUE)
         case "index" if isinstance(args[0], Tensor):
             return _indexed(reading, args[0], tuple(slice(None) if i is None else i for i in args[1]))
-        case "eq" if any(isinstance(reading.known.get(id(x)), Partly) for x in args):
-            listed = next(x for x in args if isinstance(reading.known.get(id(x)), Partly))
-            other = args[0] if args[1] is listed else args[1]
-            partly = reading.known[id(listed)]
-            assert isinstance(partly, Partly)
-            return reading.give(Compared(partly, reading.node(other)), torch.bool, listed.shape)
-        case "any" if isinstance(reading.known.get(id(args[0])), Compared):
-            found = reading.known[id(args[0])]
-            assert isinstance(found, Compared)
+        case "eq" if (listed := next((x for x in args if _is_row(reading, x)), None)) is not None:
+            other = as_node(reading.node(args[0] if args[1] is listed else args[1]))
+            return reading.give(Compared(_row(reading, listed), other), torch.bool, listed.shape)
+        case "any" if isinstance(found := reading.known.get(id(args[0])), Compared):
+            if any(named.values()) or len(args) > 2:
+                raise NoCounterpart("it is asked of the last axis, and gives no axis")
             return reading.give(_member(reading, found.listed, found.value), torch.bool)
         case "isin" if isinstance(args[1], Tensor):
-            listed = args[1]
-            partly = reading.known.get(id(listed))
-            if not isinstance(partly, Partly):
-                partly = Partly(reading.capture(listed), (None,) * listed.ndim)
-            return reading.give(_member(reading, partly, reading.node(args[0])), torch.bool)
+            member = _member(reading, _row(reading, args[1]), as_node(reading.node(args[0])))
+            inverted = named.get("invert", False)
+            return reading.give(Node("not", "bool", (member,)) if inverted else member, torch.bool)
         case "_to_copy":
             dtype = named.get("dtype") or args[0].dtype
-            if dtype in _LOSSY and args[0].dtype.is_floating_point:
+            if dtype in _LOSSY and dtype != args[0].dtype:
                 raise NoCounterpart(f"a value is rounded to {dtype}: kernels compute in float32; leave the cast away")
             if dtype in _NARROW and dtype != args[0].dtype:
                 raise NoCounterpart(f"a value is cut to {dtype}: leave the cast away")
             return reading.give(_told(reading, converted(reading.node(args[0]), kind_of(dtype))), dtype)
         case _:
             pass
-    in_place = operation.endswith("_") and not operation.endswith("__")
+    in_place = _is_in_place(operation)
     if func.namespace in ("aten", "prims"):
         counterpart = OPERATIONS.get(operation.removesuffix("_") if in_place else operation)
     else:
         counterpart = ELSEWHERE.get((func.namespace, operation))
     if counterpart is None:
         raise NoCounterpart("the language has no counterpart of it")
-    if in_place and id(args[0]) not in reading.known:
+    target = id(args[0])
+    if in_place and target not in reading.known and target not in reading.made:
         raise NoCounterpart("it writes into a captured tensor")
-    node = counterpart(*(reading.node(x) for x in args), **{n: reading.node(x) for n, x in named.items()})
+    if in_place and target in reading.views:
+        raise NoCounterpart("it writes into a tensor that shares its elements with another")
+    given = [reading.node(x) for x in args]
+    try:
+        node = counterpart(*given, **{n: reading.node(x) for n, x in named.items()})
+    except TypeError:
+        raise NoCounterpart("it is called with an argument that has no counterpart") from None
     like: Any = _leaves(func(*_on_meta(args), **_on_meta(named)))[0]
     if like.numel() != 1:
         raise NoCounterpart("its result has a dimension: a function of one pair computes with numbers")
+    if like.dtype in _NARROW and operation not in SAME:
+        raise NoCounterpart(f"it computes in {like.dtype}, whose ends the language does not have: write .int() first")
     if node.kind != kind_of(like.dtype):
         node = converted(node, kind_of(like.dtype))
     node = _told(reading, node)
     if in_place:
-        reading.known[id(args[0])] = node
+        reading.known[target] = node
         return args[0]
     found = reading.give(node, like.dtype, like.shape)
+    if operation in SAME:
+        reading.views |= {target, id(found)}
     return (found, found) if operation == "log_sigmoid_forward" else found
+
+
+def _is_in_place(operation: str) -> bool:
+    return operation.endswith("_") and not operation.endswith("__")
+
+
+def _is_row(reading: Reading, x: Any) -> bool:
+    """Whether it is a row of a captured tensor, or a captured list of ints as a whole."""
+    known = reading.known.get(id(x))
+    whole = known is None and isinstance(x, Tensor) and x.ndim == 1 and not x.dtype.is_floating_point
+    return isinstance(known, Partly) or whole
+
+
+def _row(reading: Reading, x: Tensor) -> Partly:
+    known = reading.known.get(id(x))
+    if isinstance(known, Partly):
+        return known
+    if known is not None or not x.ndim:
+        raise NoCounterpart("a list is a row of a captured tensor")
+    return Partly(reading.capture(x), (None,) * x.ndim)
 
 
 def _told(reading: Reading, node: Node) -> Node:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
+from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask
@@ -14,6 +19,7 @@ from attngen import Refuted, UsageError
 from attngen.cli.main import main
 from attngen.flex import call
 from attngen.flex.blocks import mask_of
+from attngen.flex.enclosed import enclosed
 
 slopes = torch.linspace(0.5, 0.1, 4).requires_grad_()
 
@@ -179,6 +185,69 @@ def test_functions_are_read_once_for_what_they_enclose() -> None:
         assert len(reads) == 3 and len({*reads}) == 2
     finally:
         call.read = before
+
+
+@dataclass
+class Config:
+    reach: Any
+    table: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def one(q: Any) -> Any:
+    return q * 2
+
+
+def two(q: Any) -> Any:
+    return q + 5
+
+
+APART: dict[str, tuple[Any, Any]] = {
+    "lists": ([[1], [2]], [[1, [2]]]),
+    "functions by name": ({"a": one, "b": two}, {"b": one, "a": two}),
+    "empty lists by name": ({"a": []}, {"b": []}),
+    "keys": ({2: 8.0}, {3: 8.0}),
+    "zeros": (0.0, -0.0),
+    "numbers": (1, 1.0),
+    "objects": (Config(3), Config(4)),
+    "objects of objects": (Config(3, {"x": Config(1)}), Config(3, {"x": Config(2)})),
+}
+
+
+@pytest.mark.parametrize("what", APART)
+def test_what_functions_enclose_tells_them_apart(what: str) -> None:
+    def of(x: Any) -> Any:
+        return enclosed([lambda b, h, q_idx, kv_idx: x is None]).key
+
+    first, second = APART[what]
+    assert of(first) is not None and of(first) != of(second) and of(first) == of(copy.deepcopy(first))
+
+
+def test_what_cannot_be_looked_into_is_never_kept() -> None:
+    class Slots:
+        __slots__ = ("reach",)
+
+    marked = torch.zeros(2)
+    marked.reach = 3  # type: ignore[attr-defined]
+    for x in (Slots(), marked, defaultdict(int), [1].__getitem__, np.zeros(2), importlib.import_module("json")):
+        assert enclosed([lambda b, h, q_idx, kv_idx, x=x: x is None]).key is None
+
+
+def test_values_that_python_sees_are_seen_anew() -> None:
+    lengths = torch.tensor([3, 9, 0])
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        started = torch.zeros((), dtype=torch.int64)
+        started += lengths[0]
+        return (kv_idx >= started) & (kv_idx < 20 + len(torch.nonzero(lengths))) | (q_idx == kv_idx)
+
+    q, k, v = drawn()
+    at = torch.arange(48)
+    for _ in range(2):
+        allowed = (at >= lengths[0]) & (at < 20 + len(torch.nonzero(lengths))) | (at[:, None] == at)
+        wanted = torch.softmax((q @ k.mT / 4).masked_fill(~allowed, float("-inf")), -1) @ v
+        found = attngen.flex_attention(q, k, v, mask_mod=mask_mod)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        lengths += 2
 
 
 def test_what_a_function_computes_of_captured_tensors_learns() -> None:

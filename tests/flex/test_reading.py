@@ -21,6 +21,8 @@ slopes = torch.linspace(0.5, 0.1, 4)
 lists = torch.randint(-1, 8, (2, 64, 3), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
 table = torch.randn(4, 33, generator=torch.Generator().manual_seed(0)).requires_grad_()
 offset = torch.tensor(3)
+cap = torch.tensor(2.0, requires_grad=True)
+small = torch.arange(64, dtype=torch.int8)
 
 
 def with_slopes(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -68,6 +70,9 @@ CASES: dict[str, Case] = {
     "softplus": (lambda s, b, h, q, k: torch.nn.functional.softplus(s) + torch.nn.functional.logsigmoid(s), None),
     "reversed": (lambda s, b, h, q, k: 1 - s + torch.rsub(q, k, alpha=3) + torch.add(q, k, alpha=2), None),
     "bits": (None, lambda b, h, q, k: ((q ^ k) & 3 == 0) | ((q >> 2) == (k << 1)) | ~(q > k)),
+    "a sum": (lambda s, b, h, q, k: torch.zeros_like(s).add_(table[h, 0]).add_(s), None),
+    "soft cap": (lambda s, b, h, q, k: cap * torch.tanh(s / cap) + torch.exp(-cap * (q - k).abs()), None),
+    "a score above": (lambda s, b, h, q, k: torch.where(s > 1, s * 0.5, s), None),
     "a mask as a score": (lambda s, b, h, q, k: torch.where(q >= k, s * 2, -math.inf), None),
     "a mask to be filled": (lambda s, b, h, q, k: (s * 2).masked_fill(q < k, -math.inf), None),
     "bools": (None, lambda b, h, q, k: (q < 9) == (k < 9)),
@@ -78,6 +83,8 @@ FORMULAS: dict[str, tuple[Case, Case]] = {
                (None, lambda b, h, q, k: (lists[b, q] == (k // 8)[..., None]).any(-1))),
     "isin": ((None, lambda b, h, q, k: torch.isin(k // 8, lists[0, 0]) | (q == k)),
              (None, lambda b, h, q, k: (lists[0, 0] == (k // 8)[..., None]).any(-1) | (q == k))),
+    "no list": ((None, lambda b, h, q, k: torch.isin(k, lists[0, 0], invert=True) & ~(lists[0, 1] == q).any()),
+                (None, lambda b, h, q, k: ~((lists[0, 0] == k[..., None]) | (lists[0, 1] == q[..., None])).any(-1))),
     "two steps": ((lambda s, b, h, q, k: s + table[h][(q - k).clamp(-16, 16) + 16], None),
                   (lambda s, b, h, q, k: s + table[h, (q - k).clamp(-16, 16) + 16], None)),
     "an ellipsis": ((lambda s, b, h, q, k: s + table[h, ...][0], None),
@@ -117,6 +124,16 @@ def _writes(b: Any, h: Any, q: Any, k: Any) -> Any:
     return q > k
 
 
+def _without_gradients(b: Any, h: Any, q: Any, k: Any) -> Any:
+    with torch.no_grad():
+        return q * 2 > k
+
+
+def _through_a_view(b: Any, h: Any, q: Any, k: Any) -> Any:
+    q.clone().view(()).add_(k)
+    return q > k
+
+
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "a branch": (_if, "write torch.where, &, | and ~"),
     "an unknown function": (_unknown, "erfinv: the language has no counterpart"),
@@ -130,6 +147,17 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "a rounded score": (lambda b, h, q, k: (q / 3).bfloat16() > 0, "kernels compute in float32"),
     "random numbers": (lambda b, h, q, k: torch.rand(()) * q > k, "it draws random numbers"),
     "a narrow int": (lambda b, h, q, k: q.to(torch.int8) > k, "leave the cast away"),
+    "no gradients": (_without_gradients, "gradients are switched off"),
+    "a view": (_through_a_view, "shares its elements with another"),
+    "ends of int8": (lambda b, h, q, k: small[q] + small[k] < 0, "write .int() first"),
+    "an int to an int": (lambda b, h, q, k: 5 ** (k % 3) > q, "write 1 << n"),
+    "a threshold": (lambda b, h, q, k: torch.nn.functional.softplus(q / 1.0, threshold=1) > k, "another function"),
+    "an index in a new tensor": (lambda b, h, q, k: torch.tensor([q, k])[0] > k, "write torch.where"),
+    "a list of values": (lambda b, h, q, k: q.tolist() > k, "write torch.where"),
+    "no number": (lambda b, h, q, k: torch.where(q > k, 1.0, math.nan) > 0, "the language has no NaN"),
+    "an index as a list": (lambda b, h, q, k: torch.isin(q, k), "a list is a row"),
+    "an axis of its own": (lambda b, h, q, k: (lists[b, q] == k).any(-1, keepdim=True)[0], "gives no axis"),
+    "an output": (lambda b, h, q, k: torch.add(q, k, out=torch.tensor(0)) > k, "has no counterpart"),
     "nothing": (lambda b, h, q, k: None, "mask_mod gives a NoneType"),
 }
 
@@ -146,6 +174,11 @@ def test_what_the_language_lacks_is_refused_by_its_line(why: str) -> None:
     line = int(message.partition("test_reading.py:")[2].partition(":")[0])
     assert first <= line < first + len(lines)
     assert slopes.equal(before)
+
+
+def test_a_function_with_other_arguments_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"called as mask_mod\(b, h, q_idx, kv_idx\) does not take 4 arguments"):
+        attngen.from_flex(mask_mod=with_slopes)
 
 
 def test_nothing_is_no_kernel() -> None:
