@@ -36,6 +36,7 @@ _OF_CLASSES = (
 _MOST = 2000
 """Objects that are looked into."""
 _OPAQUE = ("builtins", "_thread")
+_PYTORCH = (torch.__name__,)
 _TRUSTED = ("torch", "math", "functools", "operator", "builtins", "typing", "collections", "numpy")
 """Modules that do not change what a function computes."""
 
@@ -131,7 +132,7 @@ def _class(x: Any) -> type[Any]:
 
 
 def _of_function(f: FunctionType) -> Iterator[tuple[str, Any]]:
-    if str(f.__module__).partition(".")[0] == "torch" and f.__closure__ is None:
+    if str(f.__module__).partition(".")[0] in _PYTORCH and f.__closure__ is None:
         return
     for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
         try:

@@ -16,7 +16,7 @@ from attngen.cli import compile_check, main as cli
 from attngen.errors import Source
 from attngen.plan.tiles.hopper_trials import rows_of
 from attngen.plan.tiles.portable import Tile
-from attngen.prove import proof
+from attngen.prove import discharge
 from attngen.prove.verdict import Claim, Unknown
 from attngen.tune import gpu, gpu_file, keys, tpu
 
@@ -279,8 +279,8 @@ def test_what_may_be_unproved_is_read_back(
 ) -> None:
     monkeypatch.setenv("ATTNGEN_CACHE", str(tmp_path / "cache"))
     claim = Claim("d score / d qk", "the gradient is right", Unknown("sympy", "no rule"))
-    provers: Any = tuple((o, (lambda *_: (claim,)) if o.value == "gradients" else p) for o, p in proof.PROVERS)
-    monkeypatch.setattr(proof, "PROVERS", provers)
+    provers: Any = tuple((o, (lambda *_: (claim,)) if o.value == "gradients" else p) for o, p in discharge.PROVERS)
+    monkeypatch.setattr(discharge, "PROVERS", provers)
     path = spec.with_suffix(".py")
     assert run("compile", str(spec), "--target", "torch", "-o", str(path))[0] == 1
     command = ("compile", str(spec), "--target", "torch", "-o", str(path), "--allow-unproved", "gradients")
