@@ -73,7 +73,7 @@ def enclosed(functions: list[Callable[..., Any] | None]) -> Enclosed:
         elif isinstance(x, int | float) and not isinstance(x, bool | Enum):
             found.numbers.append((text, x))
             key.append((text, repr(type(x)), repr(x)))
-        elif isinstance(x, _PLAIN):
+        elif isinstance(x, _PLAIN) or _is_of_a_module(x):
             key.append((text, x))
         elif isinstance(x, ModuleType | type):
             module: str = x.__name__ if isinstance(x, ModuleType) else x.__module__
@@ -107,8 +107,6 @@ def _inside(text: str, x: Any) -> Iterator[tuple[str, Any]] | None:
         case _ if _class(x) is dict:
             items = cast("dict[Any, Any]", x).items()
             return ((key if isinstance(key, str) else f"{text}_{key!r}", part) for key, part in items)
-        case BuiltinFunctionType():
-            return iter(()) if x.__self__ is None or isinstance(x.__self__, ModuleType) else None
         case tuple() if hasattr(_class(x), "_fields"):
             return iter(cast("dict[str, Any]", cast(Any, x)._asdict()).items())
         case list() | tuple() | set() | frozenset() | dict() | np.ndarray():
@@ -125,6 +123,12 @@ def _inside(text: str, x: Any) -> Iterator[tuple[str, Any]] | None:
             return iter([*cast("dict[str, Any]", vars(x)).items(), *own.items()])
         case _:
             return None
+
+
+def _is_of_a_module(x: Any) -> bool:
+    """Whether it is a function of C, and no method of an object."""
+    owner = getattr(x, "__self__", None)
+    return isinstance(x, BuiltinFunctionType) and (owner is None or isinstance(owner, ModuleType | type))
 
 
 def _class(x: Any) -> type[Any]:

@@ -158,7 +158,7 @@ class _Indexing(TorchFunctionMode):
             raise _refused(_VALUE, "")
         if called in (*_ASKED, "equal", "allclose") and any(id(x) not in reading.made for x in tensors):
             reading.asked = True
-        if traced and reading.grad and not torch.is_grad_enabled():
+        if traced and reading.grad and not torch.is_grad_enabled() and not _in_own_function():
             raise _refused("gradients are switched off here, which kernels cannot do for a part of a score", called)
         if func is Tensor.__getitem__:
             items = cast("tuple[Any, ...]", args[1] if isinstance(args[1], tuple) else (args[1],))
@@ -370,6 +370,14 @@ def _line() -> tuple[str, int]:
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):  # or made by PyTorch
         frame = frame.f_back
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def _in_own_function() -> bool:
+    """Whether a `torch.autograd.Function` is running, for whose forward pass gradients are always off."""
+    frame = sys._getframe()  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_code.co_filename != torch.autograd.function.__file__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _at_line(work: Callable[[], Any], operation: str) -> Any:

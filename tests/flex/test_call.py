@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -192,6 +193,9 @@ class Config:
     reach: Any
     table: dict[str, Any] = field(default_factory=dict[str, Any])
 
+    def near(self, q: Any) -> Any:
+        return q < self.reach
+
 
 def one(q: Any) -> Any:
     return q * 2
@@ -204,6 +208,10 @@ def two(q: Any) -> Any:
 APART: dict[str, tuple[Any, Any]] = {
     "lists": ([[1], [2]], [[1, [2]]]),
     "functions by name": ({"a": one, "b": two}, {"b": one, "a": two}),
+    "functions of C": (torch.sigmoid, torch.relu),
+    "functions of C in modules": (torch.nn.functional.gelu, torch.nn.functional.softplus),
+    "partials": (functools.partial(one, 3), functools.partial(two, 3)),
+    "methods": (Config(3).near, Config(4).near),
     "empty lists by name": ({"a": []}, {"b": []}),
     "keys": ({2: 8.0}, {3: 8.0}),
     "zeros": (0.0, -0.0),
