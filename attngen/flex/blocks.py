@@ -7,14 +7,12 @@ full alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_mask, noop_mask
 
-Modification = Callable[..., Any]
+from attngen.flex.enclosed import Modification
 
 _MOST_PAIRS = 2**25
 """That are looked at in one piece."""
@@ -84,6 +82,3 @@ def _with_blocks(block_mask: BlockMask) -> Modification:
         return allowed if full_blocks is None else full_blocks[at] | allowed
 
     return in_blocks
-
-
-__all__ = ["mask_of"]

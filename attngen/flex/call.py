@@ -18,8 +18,8 @@ from torch.nn.attention.flex_attention import AuxOutput, BlockMask
 from attngen import api
 from attngen.errors import Refuted, Unproved, UsageError
 from attngen.flex.blocks import mask_of
-from attngen.flex.enclosed import enclosed
-from attngen.flex.spec import Modification, Read, read
+from attngen.flex.enclosed import Modification, enclosed
+from attngen.flex.spec import Read, read
 from attngen.kernel import Kernel
 
 _Found = TypeVar("_Found")

@@ -17,6 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+Modification = Callable[..., Any]
+"""A score_mod, of `(score, b, h, q_idx, kv_idx)`, or a mask_mod, of `(b, h, q_idx, kv_idx)`."""
+
 _PLAIN = (str, bytes, type(None), bool, complex, range, torch.dtype, torch.device, torch.layout, Enum)
 _OF_CLASSES = (
     "__module__",
@@ -36,7 +39,6 @@ _OF_CLASSES = (
 _MOST = 2000
 """Objects that are looked into."""
 _OPAQUE = ("builtins", "_thread")
-_PYTORCH = (torch.__name__,)
 _TRUSTED = ("torch", "math", "functools", "operator", "builtins", "typing", "collections", "numpy")
 """Modules that do not change what a function computes."""
 
@@ -51,7 +53,7 @@ class Enclosed:
     key: Hashable = None
 
 
-def enclosed(functions: list[Callable[..., Any] | None]) -> Enclosed:
+def enclosed(functions: list[Modification | None]) -> Enclosed:
     found = Enclosed()
     key: list[Hashable] = []
     places: dict[int, int] = {}
@@ -78,6 +80,7 @@ def enclosed(functions: list[Callable[..., Any] | None]) -> Enclosed:
         elif isinstance(x, ModuleType | type):
             module: str = x.__name__ if isinstance(x, ModuleType) else x.__module__
             whole &= module.partition(".")[0] in _TRUSTED
+            key.append((text, x))
         elif id(x) in places:
             key.append((text, places[id(x)]))
         else:
@@ -136,7 +139,7 @@ def _class(x: Any) -> type[Any]:
 
 
 def _of_function(f: FunctionType) -> Iterator[tuple[str, Any]]:
-    if str(f.__module__).partition(".")[0] in _PYTORCH and f.__closure__ is None:
+    if str(f.__module__).partition(".")[0] in _TRUSTED and f.__closure__ is None:
         return
     for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
         try:

@@ -11,7 +11,7 @@ import functools
 import inspect
 import linecache
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,10 @@ from torch import Tensor
 from attngen import api
 from attngen.analyse.outline import is_free
 from attngen.errors import Source, UsageError
-from attngen.flex.enclosed import enclosed
+from attngen.flex.enclosed import Modification, enclosed
 from attngen.flex.nodes import INDEX, SIGN, Kind, Node, Text, name, number, printed
 from attngen.flex.operations import NoCounterpart, as_node
 from attngen.flex.tracing import Captured, Reading
-
-Modification = Callable[..., Any]
 
 _DTYPES = {
     torch.bool: "bool", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "int", torch.int64: "int",

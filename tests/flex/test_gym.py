@@ -54,4 +54,3 @@ def _cells(f: object) -> list[torch.Tensor]:
 def test_a_product_of_captured_rows_is_refused_by_its_line() -> None:
     with pytest.raises(UsageError, match=r"latent_attention\.py:\d+: dot: .*append them to query and key"):
         attngen.from_flex(MLA)
-    assert len(FUNCTIONS) / (len(FUNCTIONS) + 1) > 0.95
