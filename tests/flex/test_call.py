@@ -117,6 +117,19 @@ def test_blocks_that_leave_out_more_than_the_function_count(full: bool) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_pairs_of_full_blocks_are_allowed_whatever_the_function_says() -> None:
+    """Every block is visited, the first of them without a question."""
+    counts, columns = torch.tensor([[[2, 3, 3]]]), torch.tensor([[[[1, 2, 0], [0, 1, 2], [0, 1, 2]]]])
+    full = torch.tensor([[[1, 0, 0]]]), torch.tensor([[[[0, 1, 2], [0, 1, 2], [0, 1, 2]]]])
+    ints = [x.int() for x in (counts, columns, *full)]
+    q, k, v = drawn()
+    found = attngen.flex_attention(q, k, v, None, BlockMask.from_kv_blocks(*ints, BLOCK_SIZE=16, mask_mod=odd))
+    allowed = odd(0, 0, torch.arange(48)[:, None], torch.arange(48))
+    allowed[:16, :16] = True
+    wanted = torch.softmax((q @ k.mT / 4).masked_fill(~allowed, float("-inf")), -1) @ v
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
 def odd(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return (q_idx + kv_idx) % 3 != 1
 
