@@ -3,6 +3,7 @@
     python benchmarks/holes.py prepare build/holes             # where attngen is: compiles the specs
     python benchmarks/holes.py run --kernels build/holes       # on the GPU: needs torch and triton
     python benchmarks/holes.py table                           # afterwards, anywhere
+    python benchmarks/holes.py run --sequences --kernels build/holes    # packed, with lengths, in pieces beside dense
     python benchmarks/holes.py kernels --kernels build/holes   # on the GPU: microseconds of each of attngen's kernels
 
 A mask has holes where a row of tiles has forbidden tiles between allowed ones. Masks are written in `hole_masks.py` by
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import hole_masks
 import report
+import rows_of_holes
 import saved
 import sweep
 from hole_masks import SPECS, Cell
@@ -106,11 +108,13 @@ def prepared(cell: Cell, args: argparse.Namespace) -> grouped.Race:
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float16  # Triton's interpreter multiplies bf16 wrongly
     given = params(cell, torch.Generator(device=args.device).manual_seed(args.seed))
     made = formula(cell, given)
-    function = Files.at(args.kernels).dense(cell.mask)
+    files = Files.at(args.kernels)
+    function = files.dense(cell.mask)
     builds: dict[str, grouped.Build] = {
-        "attngen": lambda: Contender("attngen", lambda q, k, v: function(q, k, v, **given)),
-        **grouped.flexes(cell.shape, made, args.device),
+        "attngen": lambda: Contender("attngen", lambda q, k, v: function(q, k, v, **given))
     }
+    builds |= rows_of_holes.builds(cell, files, given) if args.sequences else {}
+    builds |= grouped.flexes(cell.shape, made, args.device)
     inputs = grouped.draw(cell.shape, args.device, dtype, args.seed)
     return grouped.Race(cell.key, cell.shape, made, inputs, builds, grouped.pairs(cell.shape, made, args.device))
 
@@ -125,6 +129,8 @@ def measure(cell: Cell, args: argparse.Namespace) -> Result:
 def chosen(args: argparse.Namespace) -> list[Cell]:
     """The cells whose key starts with one of `--only`, in which `*` stands for anything."""
     cells = list(dry_matrix() if args.device == "cpu" else matrix())
+    if args.sequences:
+        cells = [c for c in cells if rows_of_holes.takes(c)]
     return [c for c in cells if not args.only or any(fnmatchcase(c.key, only + "*") for only in args.only)]
 
 
@@ -184,14 +190,16 @@ def behind(cell: Result, direction: str) -> str:
 
 
 def line(cell: Result) -> str:
-    return f"{cell['key']}: " + ", ".join(f"{name} {milliseconds(cell, name)} ms" for name in ("attngen", *PEERS))
+    return f"{cell['key']}: " + ", ".join(f"{name} {milliseconds(cell, name)} ms" for name in cell["contenders"])
 
 
 def table(result: Result) -> str:
     """A row a cell: milliseconds forward / backward; the block mask's apart; attngen's time over the faster other's."""
-    rows = [["mask", "attngen", *PEERS, *(f"{name}: block mask" for name in PEERS), "attngen / faster"]]
+    names = list(dict.fromkeys(name for cell in result["cells"] for name in cell["contenders"]))
+    names = [*(name for name in names if name not in PEERS), *PEERS]
+    rows = [["mask", *names, *(f"{name}: block mask" for name in PEERS), "attngen / faster"]]
     for cell in result["cells"]:
-        times = [milliseconds(cell, name) for name in ("attngen", *PEERS)]
+        times = [milliseconds(cell, name) for name in names]
         over = " / ".join(behind(cell, direction) for direction in report.DIRECTIONS)
         rows.append([cell["key"], *times, *(block_mask(cell, name) for name in PEERS), over])
     said = " ".join(f"{name} {version}" for name, version in result["versions"].items())
@@ -207,17 +215,18 @@ def main(argv: list[str]) -> int:
     only = "keys that start so; * is anything: rollouts*:32/8"
     p = sweep.options(commands, only, HERE / "holes.json", 300.0)
     p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--sequences", action="store_true", help="attngen's other geometries, too, of cells that have rows")
     p = commands.add_parser("kernels", help="microseconds of each kernel of attngen's calls")
     p.add_argument("--kernels", type=Path, required=True, metavar="DIR", help="what `prepare` wrote")
     p.add_argument("--only", nargs="+", default=[], metavar="KEY", help=only)
     p.add_argument("--seed", type=int, default=0)
-    p.set_defaults(device="cuda")
+    p.set_defaults(device="cuda", sequences=False)
     p = commands.add_parser("table")
     p.add_argument("file", type=Path, nargs="?", default=HERE / "holes.json")
     args = top.parse_args(argv)
     match args.command:
         case "prepare":
-            saved.prepare(args.directory, SPECS)
+            saved.prepare(args.directory, {**SPECS, **rows_of_holes.SPECS})
         case "run":
             return run(args)
         case "kernels":

@@ -96,7 +96,7 @@ class KernelPlan:
     hopper: HopperPlan | None = None  # the kernels of compute capability 9.0, where the target has some
     needs: tuple[Need, ...] = ()  # what every call checks of its sizes: with it all reads are inside
     geometries: tuple[Geometry, ...] = ()  # how sequences find their rows, where they are no whole rows of a batch
-    map: TileTest | None = None  # by which kernels of GPUs find the tiles of dense calls, in place of loops' ends
+    map: TileTest | None = None  # by which kernels of GPUs find tiles, in place of loops' ends
     packed_alias: PackedAlias | None = None  # which dense batches of one are computed as packed rows
 
     @property
@@ -181,11 +181,12 @@ def with_loops(plan: KernelPlan, keys: Loops, queries: Loops) -> KernelPlan:
     return replace(plan, key_loops=keys, query_loops=queries, gpu_walks=of_gpu, tpu_walks=of_tpu)
 
 
-def of_dense_calls(plan: KernelPlan) -> KernelPlan:
-    """The plan with the loops that kernels of dense calls take: over lists, where a map names the tiles."""
+def by_lists(plan: KernelPlan, *, sequences: bool = False) -> KernelPlan:
+    """The plan with the loops that portable kernels of GPUs take: over lists, where a map names the tiles."""
     if plan.map is None:
         return plan
-    keys, queries = (sorted_apart(axis, plan.map.lists) for axis in "kq")
+    lists = plan.map.lists_of(sequences=sequences)
+    keys, queries = (sorted_apart(axis, lists) for axis in "kq")
     untested = replace(plan, keys=replace(plan.keys, tests=()), queries=replace(plan.queries, tests=()))
     return with_loops(untested, keys, queries)
 

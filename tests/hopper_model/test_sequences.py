@@ -24,6 +24,12 @@ from hopper_model.schedule import USUAL, Schedule
 
 FORWARD = ["_before_forward_kernel", "_hopper_forward_kernel"]
 BACKWARD = ["_rows_kernel", "_before_backward_kernel", "_hopper_backward_kernel", "_collect_kernel"]
+_MAPS = {
+    walked: ["_sequence_extremes_kernel", f"_sequence_map_{walked}_kernel", f"_list_{walked}_kernel"]
+    for walked in ("keys", "queries")
+}
+MAPPED = [FORWARD[0], *_MAPS["keys"], FORWARD[1], *BACKWARD[:2], *_MAPS["queries"], *BACKWARD[2:]]
+"""What is launched where a map names the tiles."""
 UNEVEN = ((5, 9), (0, 40), (70, 30), (3, 0), (130, 260), (64, 128))
 """(queries, keys) of each sequence: none on either side, fewer and more, tiles that end with the sequence."""
 SQUARE = ((70, 70), (0, 0), (1, 1), (130, 130))
@@ -62,14 +68,14 @@ def errors(
     sizes = (("Hq", heads[0]), ("Hkv", heads[1]), ("D", D), ("Dv", D))
     case = sequences.settled(kernel.spec, Case("model", "fp16", sizes, lengths=lengths))
     found = list(sequences.compare(kernel, case, "cpu", geometry=geometry, check=False))
-    assert launched == [*FORWARD, *BACKWARD]
+    assert launched == (MAPPED if kernel.plan.map is not None else [*FORWARD, *BACKWARD])
     return [f"{c.result}: {c.error:.3g}" for c in found if not c.passed]
 
 
 @pytest.mark.parametrize("geometry", ["packed", "lengths"])
 @pytest.mark.parametrize(
     ("name", "D"),
-    [("causal", 128), ("alibi", 64), ("keys", 128)]
+    [("causal", 128), ("alibi", 64), ("keys", 128), ("rollouts", 64), ("dilated", 128)]
     + [slow(n, 128) for n in ("full", "sliding_window", "softcap", "softmax1", "chunked")]
     + [slow(n, 64) for n in ("causal", "full", "sink", "keys")],
 )
@@ -108,9 +114,9 @@ def test_a_wrong_edit_is_seen(name: str) -> None:
     assert wrong, name
 
 
-def fault(ends: list[int], change: Change | None = None, rows: int = 70) -> str:
+def fault(ends: list[int], change: Change | None = None, rows: int = 70, name: str = "causal") -> str:
     """Of a call and its gradients with these offsets; none where programs only write the same place."""
-    kernel = attngen.compile(SPECS["causal"], geometry=("packed",))
+    kernel = attngen.compile(SPECS[name], geometry=("packed",))
     source = kernel.source if change is None else kernel.source.replace(*change)
     module: Any = execute(source, kernel.name)
     machine.install(module)
@@ -123,10 +129,11 @@ def fault(ends: list[int], change: Change | None = None, rows: int = 70) -> str:
     return ""
 
 
+@pytest.mark.parametrize("name", ["causal", "dilated"])
 @pytest.mark.parametrize("ends", [[0, 70, 0, 70, 0, 70], [0, 60, 20, 70], [0, -5, 900, 70]], ids=str)
-def test_offsets_that_fall_end_without_a_fault(ends: list[int]) -> None:
+def test_offsets_that_fall_end_without_a_fault(ends: list[int], name: str) -> None:
     """Tiles of sequences that overlap have no room in the list, and their turns no order: nothing may hang."""
-    assert not fault(ends)
+    assert not fault(ends, name=name)
 
 
 def test_a_list_of_sequences_that_overlap_would_be_a_fault() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from attngen.plan.mask.lists import Lists
 
 LISTED = frozenset({
-    "noted_tile", "note_cell", "comes_later", "last_chunk", "place_of_lane",
+    "noted_tile", "note_cell", "comes_later", "end_of_notes", "last_chunk", "place_of_lane",
     "list_count", "list_of", "reader_of", "entry_of", "part_of_entry",
 })  # fmt: skip
 """The functions that no other plan calls."""
@@ -24,10 +24,10 @@ def wrong_lists(f: dict[str, Any], lists: Lists) -> str:
         found = _read(f, lists, *sizes)
         if found:
             return f"{found}; batches, heads, tiles, parts {sizes}"
-    for n_tiles, back in product((1, 2, 3, 5), (False, True)):
-        found = _turns(f, back, n_tiles)
+    for n_tiles, back, (first, more) in product((1, 2, 3, 5), (False, True), ((0, 0), (2, 0), (1, 3))):
+        found = _turns(f, back, n_tiles, first, first + n_tiles + more)
         if found:
-            return f"{found}; {n_tiles} tiles of keys, backwards: {back}"
+            return f"{found}; {n_tiles} tiles of keys from {first} on, backwards: {back}"
     return _cells(f) or _searched(f)
 
 
@@ -47,14 +47,15 @@ def _read(f: dict[str, Any], lists: Lists, batches: int, heads: int, n_tiles: in
     return ""
 
 
-def _turns(f: dict[str, Any], back: bool, n_tiles: int) -> str:
+def _turns(f: dict[str, Any], back: bool, n_tiles: int, first: int, n_slots: int) -> str:
     """Each set of tiles of keys meets one tile of queries."""
-    noted = {o: f["noted_tile"](n_tiles - 1 - o if back else o, n_tiles, back) for o in range(n_tiles)}
+    noted = {o: f["noted_tile"](first + (n_tiles - 1 - o if back else o), n_slots, back) for o in range(n_tiles)}
+    end = f["end_of_notes"](first, n_tiles, n_slots, back)
     for size in range(1, n_tiles + 1):
         for met in combinations(range(n_tiles), size):
             kept = max(0, *(noted[o] for o in met))
             for at, o in enumerate(met):
-                waits = f["comes_later"](o, kept, n_tiles)
+                waits = f["comes_later"](o, kept, end)
                 if waits != (at > 0):
                     return f"of {met}, {o} waits: {waits}"
     return ""

@@ -65,7 +65,7 @@ from attngen.emit.triton.sequences.rows import refuse_sequences, sequence_place,
 from attngen.errors import InternalError
 from attngen.plan import passes
 from attngen.plan.index import items
-from attngen.plan.kernel import KernelPlan, of_dense_calls
+from attngen.plan.kernel import KernelPlan, by_lists
 from attngen.plan.levels import Level
 from attngen.plan.mask.turns import Cells
 from attngen.plan.sides import GEOMETRIES
@@ -94,8 +94,9 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     """The views, by the names that the templates call them."""
     if options.forward:
         plan = replace(plan, gradients=())
-    of_sequences = frame_of(plan)
-    frame = replace(of_sequences, plan=of_dense_calls(plan))
+    frame, of_sequences = (
+        replace(frame_of(plan), plan=by_lists(plan, sequences=sequences)) for sequences in (False, True)
+    )
     weights = weight_view(plan, forward=options.forward)
     codes = codes_of(frame)
     forward, dq, dkdv, dq_sums, dkdv_sums = codes.forward, codes.dq, codes.dkdv, codes.dq_sums, codes.dkdv_sums
@@ -176,25 +177,22 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             only=scope.only,
         ),
     )
-    ranges = of_sequences if options.sequences else frame
-    ranges_tests = _test_views(ranges)
     seq = None
     if sequences is not None:
-        tests_of_keys, tests_of_queries = (tuple(t for t in ranges_tests if t.axis == axis) for axis in "kq")
         parts = SequenceParts(
             geometry=options.geometry,
             params=frame.params,
             weights=weights,
             gradients=gradients,
-            kernels=replace(kernels, key_tests=tests_of_keys, query_tests=tests_of_queries, map=None),
+            kernels=kernels,
             fast=hopper.fast,
             listed=hopper.sequences,
-            key_tests=tests_of_keys,
+            key_tests=key_tests,
             backward=not options.forward,
         )
         seq = sequence_call_view(plan, call, parts)
     if hopper.some:
-        ranges_tests = with_bits(ranges_tests)
+        tests = with_bits(tests)
     tables = {"TILES": tile_lines(tiles)}
     tables |= {"SPLIT": share_lines(split.table)} if split is not None else {}
     tables |= hopper.tables
@@ -206,7 +204,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             kept=kept_view(frame),
             divisions=division_helpers(plan.choices),
         ),
-        "ranges": RangesView(functions=ranges.range_functions(), tests=ranges_tests, arguments=kernel.arguments),
+        "ranges": RangesView(functions=frame.range_functions(), tests=tests, arguments=kernel.arguments),
         "forward": portable.forward,
         "dq": portable.dq,
         "dkdv": portable.dkdv,
@@ -243,7 +241,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "keys": keys,
         "queries": queries,
         "query_pointers": "".join(f"{p}, " for t in query_tests for p in t.pointers),
-        "tests": ranges_tests,
+        "tests": tests,
         "query_tests": with_bits(query_tests),
         "bwd": backward,
         "call": call,
@@ -418,7 +416,7 @@ def _sections(
                 "forward, sequences that begin and end anywhere",
                 (
                     Part(template="sequences/rows"),
-                    Part(template="sequences/tests"),
+                    Part(template=f"sequences/{'map' if mapped else 'tests'}"),
                     Part(template="portable/forward", own=sequences.forward),
                 ),
             )

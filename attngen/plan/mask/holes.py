@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from attngen.ir.build import (
     FALSE,
@@ -74,6 +74,10 @@ class TileTest:
     must: Expr
     mixed: Expr
     lists: Lists
+
+    def lists_of(self, *, sequences: bool) -> Lists:
+        """Tiles of sequences have slots, which say whose they are: no list is one of a batch."""
+        return replace(self.lists, by_batch=False) if sequences else self.lists
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,8 @@ def listed_answer(context: SolverContext, index: Index, work: Work) -> Answer:
     """Whether the first tile of keys that meets some queries is known as such, and each other one awaits the turn that
     the last earlier one passes."""
     n_tiles, order, other = (context.free(name) for name in ("n_tiles", "order", "other order"))
-    premises = [order >= 0, order < n_tiles, other >= 0, other < n_tiles]
+    first, n_slots = context.free("first"), context.free("n_slots")  # of a sequence; a batch row's tiles are all
+    premises = [order >= 0, order < n_tiles, other >= 0, other < n_tiles, first >= 0, first + n_tiles <= n_slots]
     conclusion: list[Term] = []
 
     def value(name: str, args: Names, **flags: int) -> Term:
@@ -81,10 +82,14 @@ def listed_answer(context: SolverContext, index: Index, work: Work) -> Answer:
 
     for back in (FALSE, TRUE):
         way = context.term(back, {})
-        tiles = [value("tile_in_order", {"order": at, "back": way}) for at in (order, other)]
-        own, theirs = (value("noted_tile", {"tile": tile}, BACKWARDS=back is TRUE) for tile in tiles)
-        later = value("comes_later", {"order": order, "noted": theirs})
+        tiles = [first + value("tile_in_order", {"order": at, "back": way}) for at in (order, other)]
+        noted = ({"tile": tile, "n_tiles": n_slots} for tile in tiles)
+        own, theirs = (value("noted_tile", args, BACKWARDS=back is TRUE) for args in noted)
+        end = value("end_of_notes", {"first": first, "n_slots": n_slots, "back": way})
+        later = value("comes_later", {"order": order, "noted": theirs, "n_tiles": end})
         conclusion += [own >= 1, (own < theirs) == (other < order), later == (other < order)]
+        alone = value("end_of_notes", {"first": context.number(0), "n_slots": n_tiles, "back": way})
+        conclusion.append(alone == n_tiles)
     passed, before = (value("passed_turn", {"order": at}) for at in (order, other))
     none = value("comes_later", {"order": order, "noted": context.number(0)})
     conclusion += [none == context.any_of([]), passed >= 1, (before < passed) == (other < order)]

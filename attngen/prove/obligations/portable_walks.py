@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from attngen.ir.build import FALSE
 from attngen.plan.gpu_walks import GpuWalks
-from attngen.plan.kernel import KernelPlan, of_dense_calls
+from attngen.plan.kernel import KernelPlan, by_lists
 from attngen.prove.obligations.lists import entries_answer
 from attngen.prove.obligations.orders import items_answer, order_answer, readers_answer
 from attngen.prove.obligations.tile_tests import apart_answer, mixed_answer, test_answer
@@ -49,9 +49,12 @@ def portable_walks(claims: WalkClaims) -> Iterator[Claim]:
         yield claims.claim("mask, apart", sentence, apart_answer(plan.attention.mask, claims.work))
         sentence = "what is read from a list of a tile, for a batch and a head, was written for these"
         yield claims.claim("lists, map", sentence, entries_answer(plan.map.lists, index, claims.work))
-        dense = of_dense_calls(plan)
-        assert dense.gpu_walks is not None
-        yield from _walks(claims, dense, dense.gpu_walks, " of a list")
+        if plan.geometries:
+            own = plan.map.lists_of(sequences=True)
+            yield claims.claim("lists, map of sequences", sentence, entries_answer(own, index, claims.work))
+        mapped = by_lists(plan)
+        assert mapped.gpu_walks is not None
+        yield from _walks(claims, mapped, mapped.gpu_walks, " of a list")
 
 
 def _walks(claims: WalkClaims, plan: KernelPlan, own: GpuWalks, of: str = "") -> Iterator[Claim]:

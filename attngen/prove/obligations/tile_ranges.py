@@ -28,7 +28,7 @@ from attngen.ir.build import conjunction, index, is_literal
 from attngen.ir.checked import without_facts
 from attngen.ir.nodes import SIZES, Apply, Expr, Op, Type
 from attngen.ir.walk import loads, params, substitute
-from attngen.plan.kernel import KernelPlan, of_dense_calls
+from attngen.plan.kernel import KernelPlan, by_lists
 from attngen.plan.mask.data_tests import DataTest
 from attngen.plan.mask.loops import Loops
 from attngen.plan.mask.ranges import TileRanges
@@ -61,7 +61,7 @@ def tile_ranges(attention: Attention, plan: KernelPlan, work: Work) -> tuple[Cla
     claims = [_possible(attention, work), _same_mask(attention, plan, work)]
     for ranges, loops in ((plan.keys, plan.key_loops), (plan.queries, plan.query_loops)):
         claims += _Direction(plan, ranges, loops, work).claims()
-    walks = dict.fromkeys(p.gpu_walks for p in (plan, of_dense_calls(plan)))
+    walks = dict.fromkeys(p.gpu_walks for p in (plan, by_lists(plan)))
     claims += [_pieces(plan, own.split, work) for own in walks if own is not None and own.split is not None]
     asked = WalkClaims(plan, work)
     claims += [*portable_walks(asked), *tpu_walks(asked), *hopper_walks(asked)]

@@ -229,6 +229,14 @@ def comes_later(order, noted, n_tiles):
 
 
 @triton.jit
+def end_of_notes(first, n_tiles, n_slots, back):
+    """What a note of a tile is taken from, to know its place in the order, where the tiles of a sequence are numbered
+    from `first` on among those of all: there are n_slots.
+    """
+    return tl.where(back, first + n_tiles, n_slots - first)
+
+
+@triton.jit
 def last_chunk(order):
     """The last of the chunks of 32 places in the order that has one before this."""
     return (order + 31) // 32 - 1

@@ -254,33 +254,24 @@ def tanh(x, FAST: tl.constexpr):
 
 
 @triton.jit
+def wave(x, asm):
+    """One PTX instruction after a reduction to one period."""
+    turns = tl.floor(x * 0.15915494309189535 + 0.5)
+    turned = tl.fma(turns, 1.7484556e-07, tl.fma(turns, -6.2831854820251465, x))
+    y = tl.inline_asm_elementwise(asm, "=f,f", [turned], dtype=tl.float32, is_pure=True, pack=1)
+    return tl.minimum(tl.maximum(y, -1.0), 1.0)
+
+
+@triton.jit
 def sin(x, FAST: tl.constexpr):
     """sin. FAST takes one PTX instruction after a reduction to one period; its error is at most 2**-20."""
-    if FAST:
-        turns = tl.floor(x * 0.15915494309189535 + 0.5)
-        turned = tl.fma(turns, 1.7484556e-07, tl.fma(turns, -6.2831854820251465, x))
-        wave = tl.inline_asm_elementwise(
-            "sin.approx.f32 $0, $1;", "=f,f", [turned], dtype=tl.float32, is_pure=True, pack=1
-        )
-        y = tl.minimum(tl.maximum(wave, -1.0), 1.0)
-    else:
-        y = tl.sin(x)
-    return y
+    return wave(x, "sin.approx.f32 $0, $1;") if FAST else tl.sin(x)
 
 
 @triton.jit
 def cos(x, FAST: tl.constexpr):
     """cos. FAST takes one PTX instruction after a reduction to one period; its error is at most 2**-20."""
-    if FAST:
-        turns = tl.floor(x * 0.15915494309189535 + 0.5)
-        turned = tl.fma(turns, 1.7484556e-07, tl.fma(turns, -6.2831854820251465, x))
-        wave = tl.inline_asm_elementwise(
-            "cos.approx.f32 $0, $1;", "=f,f", [turned], dtype=tl.float32, is_pure=True, pack=1
-        )
-        y = tl.minimum(tl.maximum(wave, -1.0), 1.0)
-    else:
-        y = tl.cos(x)
-    return y
+    return wave(x, "cos.approx.f32 $0, $1;") if FAST else tl.cos(x)
 
 
 @triton.jit

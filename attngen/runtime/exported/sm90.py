@@ -768,9 +768,24 @@ def first_part(place, head, heads, size, n_slots, tile: gl.constexpr, PACKED: gl
 
 
 @gluon.jit
+def slots_of(place, n_tiles, n_slots, tile: gl.constexpr, PACKED: gl.constexpr):
+    """(slot of the first tile, how many slots there are): lists have a row for each. n_tiles: those of a batch row."""
+    if isinstance(place, tl.tensor):
+        found = (0, n_tiles)
+    else:
+        found = (slot(place.first, place.sequence, place.total, tile, PACKED), n_slots)
+    return found
+
+
+@gluon.jit
+def most_tiles(place, size, tile: gl.constexpr):
+    """How many tiles of a sequence a row of a list has room for."""
+    rows = size if isinstance(place, tl.tensor) else place.total
+    return (rows + tile - 1) // tile
+
+
+@gluon.jit
 def listed_part(head, tile, n_tiles, place, work, config: gl.constexpr):
     """The number of an item's partial sums of dK and dV."""
-    if work.items_ptr is not None:
-        tile += slot(place.first, place.sequence, place.total, config.BK, config.PACKED)
-        n_tiles = work.k_slots
-    return part_of(head, tile, n_tiles)
+    first, count = slots_of(place, n_tiles, work.k_slots, config.BK, config.PACKED)
+    return part_of(head, first + tile, count)

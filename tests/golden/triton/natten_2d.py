@@ -205,9 +205,9 @@ def _sort_tiles_kernel(map_ptr, walks_ptr, tiles_ptr, n_walked):
     tl.store(walks_ptr + 2 * row + 1, count)
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
-def _map_keys_kernel(
-    map_ptr, q_ends_ptr, k_ends_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+@triton.jit
+def _map_keys(
+    words, held_ends, walked_ends, tile, word, n_words, n_walked, call,
     BQ: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr,
 ):
     """Stores two bits for each of 32 tiles of keys: whether the mask allows some pair of it and a tile that is
@@ -216,20 +216,14 @@ def _map_keys_kernel(
 
     Extremes say so of most tiles; of the others it looks at the pairs, 32 queries at a time.
     """
-    call = (scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
-    n_held = tl.cdiv(Sq, BQ)
-    n_walked = tl.cdiv(Sk, BK)
-    n_words = items.words_of(n_walked)
-    place, tile, word = items.part_of_entry(tl.program_id(0), n_held, n_words)
-    _batch, _kv_head = items.reader_of(place, Hkv, False, False)
-    ends = q_ends_ptr + items.entry_of(place, tile, n_held, 0, 4)
-    test1_least = tl.load(ends + 0)
-    test1_most = tl.load(ends + 1)
-    test3_least = tl.load(ends + 2)
-    test3_most = tl.load(ends + 3)
+    _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
+    test1_least = tl.load(held_ends + 0)
+    test1_most = tl.load(held_ends + 1)
+    test3_least = tl.load(held_ends + 2)
+    test3_most = tl.load(held_ends + 3)
     at = word * 32 + tl.arange(0, 32)
     there = at < n_walked
-    ends = k_ends_ptr + items.entry_of(place, at, n_walked, 0, 4)
+    ends = walked_ends + items.entry_of(0, at, n_walked, 0, 4)
     test0_least = tl.load(ends + 0, mask=there, other=0)
     test0_most = tl.load(ends + 1, mask=there, other=0)
     test2_least = tl.load(ends + 2, mask=there, other=0)
@@ -258,9 +252,26 @@ def _map_keys_kernel(
                     all_found &= whole
             some |= found << number
             every |= all_found << number
-    words = map_ptr + (tl.cast(tl.program_id(0), tl.int64) // n_words) * (2 * n_words) + word
-    tl.store(words, some)
-    tl.store(words + n_words, every & _bits(inside))
+    tl.store(words + word, some)
+    tl.store(words + n_words + word, every & _bits(inside))
+
+
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
+def _map_keys_kernel(
+    map_ptr, q_ends_ptr, k_ends_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    BQ: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr,
+):
+    """Calls `_map_keys` for each tile of each list."""
+    call = (scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
+    n_held = tl.cdiv(Sq, BQ)
+    n_walked = tl.cdiv(Sk, BK)
+    n_words = items.words_of(n_walked)
+    place, tile, word = items.part_of_entry(tl.program_id(0), n_held, n_words)
+    _batch, _kv_head = items.reader_of(place, Hkv, False, False)
+    words = map_ptr + tl.cast(items.entry_of(place, tile, n_held, 0, 1), tl.int64) * (2 * n_words)
+    held_ends = q_ends_ptr + items.entry_of(place, tile, n_held, 0, 4)
+    walked_ends = k_ends_ptr + items.entry_of(place, 0, n_walked, 0, 4)
+    _map_keys(words, held_ends, walked_ends, tile, word, n_words, n_walked, call, BQ, BK, CUT)
 
 
 @triton.jit(do_not_specialize=["n_held", "n_walked"])
@@ -284,9 +295,9 @@ def _list_keys_kernel(map_ptr, walks_ptr, tiles_ptr, n_held, n_walked):
     tl.store(tiles, 0, mask=count == 0)
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
-def _map_queries_kernel(
-    map_ptr, q_ends_ptr, k_ends_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+@triton.jit
+def _map_queries(
+    words, held_ends, walked_ends, tile, word, n_words, n_walked, call,
     BQ: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr,
 ):
     """Stores two bits for each of 32 tiles of queries: whether the mask allows some pair of it and a tile that is
@@ -295,20 +306,14 @@ def _map_queries_kernel(
 
     Extremes say so of most tiles; of the others it looks at the pairs, 32 queries at a time.
     """
-    call = (scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
-    n_held = tl.cdiv(Sk, BK)
-    n_walked = tl.cdiv(Sq, BQ)
-    n_words = items.words_of(n_walked)
-    place, tile, word = items.part_of_entry(tl.program_id(0), n_held, n_words)
-    _batch, _kv_head = items.reader_of(place, Hkv, False, False)
-    ends = k_ends_ptr + items.entry_of(place, tile, n_held, 0, 4)
-    test0_least = tl.load(ends + 0)
-    test0_most = tl.load(ends + 1)
-    test2_least = tl.load(ends + 2)
-    test2_most = tl.load(ends + 3)
+    _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
+    test0_least = tl.load(held_ends + 0)
+    test0_most = tl.load(held_ends + 1)
+    test2_least = tl.load(held_ends + 2)
+    test2_most = tl.load(held_ends + 3)
     at = word * 32 + tl.arange(0, 32)
     there = at < n_walked
-    ends = q_ends_ptr + items.entry_of(place, at, n_walked, 0, 4)
+    ends = walked_ends + items.entry_of(0, at, n_walked, 0, 4)
     test1_least = tl.load(ends + 0, mask=there, other=0)
     test1_most = tl.load(ends + 1, mask=there, other=0)
     test3_least = tl.load(ends + 2, mask=there, other=0)
@@ -337,18 +342,35 @@ def _map_queries_kernel(
                     all_found &= whole
             some |= found << number
             every |= all_found << number
-    words = map_ptr + (tl.cast(tl.program_id(0), tl.int64) // n_words) * (2 * n_words) + word
-    tl.store(words, some)
-    tl.store(words + n_words, every & _bits(inside))
+    tl.store(words + word, some)
+    tl.store(words + n_words + word, every & _bits(inside))
 
 
-@triton.jit(do_not_specialize=["n_held", "n_walked"])
-def _list_queries_kernel(map_ptr, walks_ptr, tiles_ptr, met_ptr, n_held, n_walked):
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
+def _map_queries_kernel(
+    map_ptr, q_ends_ptr, k_ends_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    BQ: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr,
+):
+    """Calls `_map_queries` for each tile of each list."""
+    call = (scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
+    n_held = tl.cdiv(Sk, BK)
+    n_walked = tl.cdiv(Sq, BQ)
+    n_words = items.words_of(n_walked)
+    place, tile, word = items.part_of_entry(tl.program_id(0), n_held, n_words)
+    _batch, _kv_head = items.reader_of(place, Hkv, False, False)
+    words = map_ptr + tl.cast(items.entry_of(place, tile, n_held, 0, 1), tl.int64) * (2 * n_words)
+    held_ends = k_ends_ptr + items.entry_of(place, tile, n_held, 0, 4)
+    walked_ends = q_ends_ptr + items.entry_of(place, 0, n_walked, 0, 4)
+    _map_queries(words, held_ends, walked_ends, tile, word, n_words, n_walked, call, BQ, BK, CUT)
+
+
+@triton.jit(do_not_specialize=["n_held", "n_walked", "n_slots"])
+def _list_queries_kernel(map_ptr, walks_ptr, tiles_ptr, met_ptr, firsts_ptr, n_held, n_walked, n_slots):
     """Lists the tiles of queries that a row of the map names: each as twice its number, and one more if it needs no
     mask; and how many there are. A list without any begins with tile 0, which kernels may visit all the same.
 
     For each of these tiles, also notes the first tile that is held of those that name it, as n_held minus its number,
-    and the last, as its number plus 1.
+    and the last, as its number plus 1. Tiles of sequences have slots for numbers; `firsts_ptr` says where they begin.
     """
     row = tl.program_id(0)
     n_words = items.words_of(n_walked)
@@ -364,8 +386,9 @@ def _list_queries_kernel(map_ptr, walks_ptr, tiles_ptr, met_ptr, n_held, n_walke
         count += tl.sum(some, 0)
         if met_ptr is not None:
             place = row // n_held
-            onwards = met_ptr + items.note_cell(place, False, at, n_walked)
-            backwards = met_ptr + items.note_cell(place, True, at, n_walked)
+            slot = at if firsts_ptr is None else tl.load(firsts_ptr + row) + at
+            onwards = met_ptr + items.note_cell(place, False, slot, n_slots)
+            backwards = met_ptr + items.note_cell(place, True, slot, n_slots)
             noted = items.noted_tile(row % n_held, n_held, False), items.noted_tile(row % n_held, n_held, True)
             tl.atomic_max(onwards, noted[0], mask=some != 0, sem="relaxed")
             tl.atomic_max(backwards, noted[1], mask=some != 0, sem="relaxed")
@@ -486,8 +509,8 @@ def _forward_kernel(
 # every function takes. _Config: compile-time constants. _Results: where results go. _Walk: the tiles of keys that a
 # warpgroup visits.
 _Rings = namedtuple("_Rings", "q k v")
-_Work = namedtuple("_Work", "notes queue_ptr n_work together")
-_Call = namedtuple("_Call", "walks_ptr tiles_ptr scale Hq Hkv Sq Sk bias_ptr bias_stride_0 bias_stride_1 bias_stride_2")
+_Work = namedtuple("_Work", "notes queue_ptr n_work together walks_ptr tiles_ptr")
+_Call = namedtuple("_Call", "scale Hq Hkv Sq Sk bias_ptr bias_stride_0 bias_stride_1 bias_stride_2")
 _Config = namedtuple("_Config",
     "D Dv BLOCK_DV BQ BK STAGES SCHEDULE OUT_APART PIPELINED PRECISE Q_COLS K_COLS K_PARTS PARTS ORDER "
     "dtype qk_layout")
@@ -496,19 +519,20 @@ _Walk = namedtuple("_Walk", "turn n_steps first stop met")
 
 
 @gluon.jit
-def _key_runs(q0, batch, kv_head, call, config: gl.constexpr):
+def _key_runs(q0, batch, kv_head, work, call, config: gl.constexpr):
     """How many tiles of keys the tile of queries from q0 on meets, and where `_list_keys_kernel` stored them."""
-    n_tiles = (call.Sq + config.BQ - 1) // config.BQ
+    first = 0
+    n_held = (call.Sq + config.BQ - 1) // config.BQ
     place = items.list_of(batch, kv_head, call.Hkv, False, False)
-    row = items.entry_of(place, q0 // config.BQ, n_tiles, 0, 1)
-    tiles = call.tiles_ptr + tl.cast(row, gl.int64) * ((call.Sk + config.BK - 1) // config.BK)
-    return gl.load(call.walks_ptr + row), tiles
+    row = items.entry_of(place, first + q0 // config.BQ, n_held, 0, 1)
+    tiles = work.tiles_ptr + tl.cast(row, gl.int64) * ((call.Sk + config.BK - 1) // config.BK)
+    return gl.load(work.walks_ptr + row), tiles
 
 
 @gluon.jit
 def _load_tiles(q_desc, k_desc, v_desc, rings, work, call, config: gl.constexpr):
     """The producer warp: fetches the queries, keys and values of every tile, as far ahead as the rings have room."""
-    _walks_ptr, _tiles_ptr, _scale, Hq, Hkv, Sq, _Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
+    _scale, Hq, Hkv, Sq, _Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     turn = 0
@@ -519,7 +543,7 @@ def _load_tiles(q_desc, k_desc, v_desc, rings, work, call, config: gl.constexpr)
         tile, batch, head = items.tile_of_item(item, work.n_work, n_tiles, Hq, work.together, False, False)
         kv_head = items.kv_head_of(head, Hq, Hkv)
         q0 = tile * BQ
-        any_hi, met = _key_runs(q0, batch, kv_head, call, config)
+        any_hi, met = _key_runs(q0, batch, kv_head, work, call, config)
         n_steps = tl.maximum(any_hi, 1)
         v0 = 0
         for step in range(n_steps + 1):  # values come a step after their keys
@@ -650,7 +674,7 @@ def _attend(acc, row_sum, row_max, q, rings, walk, terms, config: gl.constexpr, 
 @gluon.jit
 def _store_tile(acc, lse, place, results, rings, call, config: gl.constexpr, PART: gl.constexpr):
     """Stores the results of 64 queries. `place`: their batch, head, first position and positions."""
-    _walks_ptr, _tiles_ptr, _scale, Hq, _Hkv, Sq, _Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
+    _scale, Hq, _Hkv, Sq, _Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
     batch, head, q0, queries = place
     Dv: gl.constexpr = config.Dv
     row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
@@ -677,7 +701,7 @@ def _store_tile(acc, lse, place, results, rings, call, config: gl.constexpr, PAR
 @gluon.jit
 def _attend_tiles(results, rings, work, call, config: gl.constexpr, PART: gl.constexpr):
     """A consumer warpgroup: 64 queries of every tile."""
-    _walks_ptr, _tiles_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2 = call
+    scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, config.Q_COLS], config.dtype)
@@ -694,7 +718,7 @@ def _attend_tiles(results, rings, work, call, config: gl.constexpr, PART: gl.con
     while item < work.n_work:
         kv_head = items.kv_head_of(head, Hq, Hkv)
         q0 = tile * BQ
-        any_hi, met = _key_runs(q0, batch, kv_head, call, config)
+        any_hi, met = _key_runs(q0, batch, kv_head, work, call, config)
         n_steps = tl.maximum(any_hi, 1)
         q0 += PART * 64
         queries = q0 + gl.arange(0, 64, layout=rows_layout)
@@ -782,8 +806,8 @@ def _hopper_forward_kernel(
     rings = _Rings(q_ring, k_ring, sm90.ring(v_tiles, V_FREE, STAGES, THREADS, 1))
     fence_async_shared()
     BARRIER()  # once here: else the compiler puts one into the loops
-    work = _Work(notes, queue_ptr, n_work, together)
-    call = _Call(walks_ptr, tiles_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
+    work = _Work(notes, queue_ptr, n_work, together, walks_ptr, tiles_ptr)
+    call = _Call(scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
     results = _Results(out_desc, out_tiles, lse_ptr, rest_ptr)
     if PARTS == 2:
         gl.warp_specialize(
@@ -1213,8 +1237,10 @@ def _item(item, work, call, config: gl.constexpr):
 @gluon.jit
 def _query_runs(tile, batch, kv_head, work, call, config: gl.constexpr):
     """How many tiles of queries a tile of keys meets, as runs, and where `_list_queries_kernel` stored them."""
-    n_tiles = (call.Sk + config.BK - 1) // config.BK
-    row = items.entry_of(items.list_of(batch, kv_head, call.Hkv, False, False), tile, n_tiles, 0, 1)
+    first = 0
+    n_held = (call.Sk + config.BK - 1) // config.BK
+    place = items.list_of(batch, kv_head, call.Hkv, False, False)
+    row = items.entry_of(place, first + tile, n_held, 0, 1)
     tiles = work.tiles_ptr + tl.cast(row, gl.int64) * ((call.Sq + config.BQ - 1) // config.BQ)
     return 0, gl.load(work.walks_ptr + row), tiles
 
@@ -1265,21 +1291,27 @@ def _load_backward_tiles(q_desc, k_desc, v_desc, d_out_desc, item, rings, work, 
 @gluon.jit
 def _meets_before(order, back, place, at, n_tiles, work, call, config: gl.constexpr):
     """Whether an earlier tile of keys in the order meets the tile of queries `at`."""
+    first = 0
+    n_held = (call.Sk + config.BK - 1) // config.BK
+    first_walked = 0
     n_walked = (call.Sq + config.BQ - 1) // config.BQ
-    return items.comes_later(order, gl.load(work.met_ptr + items.note_cell(place, back, at, n_walked)), n_tiles)
+    noted = gl.load(work.met_ptr + items.note_cell(place, back, first_walked + at, n_walked))
+    return items.comes_later(order, noted, items.end_of_notes(first, n_tiles, n_held, back))
 
 
 @gluon.jit
-def _parts_before(order, back, place, at, n_tiles, work, n_walked):
+def _parts_before(order, back, place, at, n_tiles, work, call, config: gl.constexpr):
     """How many parts have been when the last earlier tile of keys that meets the tile of queries `at` is added."""
+    first = 0
+    n_held = (call.Sk + config.BK - 1) // config.BK
+    n_words = items.words_of((call.Sq + config.BQ - 1) // config.BQ)
     count = 0
     chunk = items.last_chunk(order)
     while count == 0:
         others = items.place_of_lane(chunk, gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0])))
         tile = items.tile_in_order(others, n_tiles, back)
-        row = tl.cast(items.entry_of(place, tile, n_tiles, 0, 1), gl.int64)
-        words = work.map_ptr + row * 2 * items.words_of(n_walked) + at // 32
-        word = gl.load(words, mask=others < order, other=0)
+        row = tl.cast(items.entry_of(place, first + tile, n_held, 0, 1), gl.int64)
+        word = gl.load(work.map_ptr + row * 2 * n_words + at // 32, mask=others < order, other=0)
         count = tl.max(gl.where((word >> at % 32) & 1 != 0, items.passed_turn(others), 0), 0)
         chunk -= 1
     return count
@@ -1302,8 +1334,7 @@ def _await_parts(item, rings, adding, work, call, config: gl.constexpr):
                 at = gl.load(met + at) >> 1
                 sm90.await_room(adding.noted, turn)
                 if _meets_before(order, back, place, at, n_tiles, work, call, config):
-                    sm90.await_parts(cells + at,
-                        _parts_before(order, back, place, at, n_tiles, work, (call.Sq + config.BQ - 1) // config.BQ))
+                    sm90.await_parts(cells + at, _parts_before(order, back, place, at, n_tiles, work, call, config))
                 sm90.tell_step(adding.ready, turn)
                 turn += 1
         item = sm90.next_item(rings.notes, round, 1)
@@ -2175,7 +2206,8 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked) -> tup
                 dict(BQ=BQ, BK=BK, CUT=False, num_warps=4),
                 buffers=dict(map=((2 * host.ceil(Sk, BK) * ((host.ceil(Sq, BQ) + 31) // 32),), torch.int32))),
             host.Launch(_list_queries_kernel, host.ceil(Sk, BK), dict(num_warps=1),
-                scalars=dict(n_held=host.ceil(Sk, BK), n_walked=host.ceil(Sq, BQ)),
+                scalars=dict(n_held=host.ceil(Sk, BK), n_walked=host.ceil(Sq, BQ), n_slots=host.ceil(Sq, BQ),
+                firsts=None),
                 buffers=dict(walks=((host.ceil(Sk, BK),), torch.int32),
                 tiles=((host.ceil(Sk, BK) * host.ceil(Sq, BQ),), torch.int32))),
             host.HopperLaunch(_hopper_backward_kernel, min(n_work, host.multiprocessors(q.device)),
@@ -2214,7 +2246,8 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked) -> tup
                 dict(BQ=BQ, BK=BK, CUT=False, num_warps=4),
                 buffers=dict(map=((2 * host.ceil(Sk, BK) * ((host.ceil(Sq, BQ) + 31) // 32),), torch.int32))),
             host.Launch(_list_queries_kernel, host.ceil(Sk, BK), dict(num_warps=1),
-                scalars=dict(n_held=host.ceil(Sk, BK), n_walked=host.ceil(Sq, BQ), met=None),
+                scalars=dict(n_held=host.ceil(Sk, BK), n_walked=host.ceil(Sq, BQ), n_slots=host.ceil(Sq, BQ), met=None,
+                firsts=None),
                 buffers=dict(walks=((host.ceil(Sk, BK),), torch.int32),
                 tiles=((host.ceil(Sk, BK) * host.ceil(Sq, BQ),), torch.int32))),
             host.HopperLaunch(_hopper_dkdv_kernel, n_work,

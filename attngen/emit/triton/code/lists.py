@@ -16,13 +16,18 @@ from attngen.plan.mask.lists import Lists
 
 @dataclass(frozen=True, slots=True)
 class ListView:
-    """`flags`: the constants of functions of lists. `times`: the number of lists, as a factor of their length. `head`,
-    `heads`: whose lists there are, and how many such heads."""
+    """`by_batch`, `by_head`: the constants of functions of lists, `flags` as text. `times`: the number of lists, as a
+    factor of their length. `head`, `heads`: whose lists there are, and how many such heads."""
 
-    flags: str
+    by_batch: bool
+    by_head: bool
     times: str
     head: str = "head"
     heads: str = "Hq"
+
+    @property
+    def flags(self) -> str:
+        return f"{self.by_batch}, {self.by_head}"
 
     @property
     def others(self) -> str:
@@ -36,7 +41,7 @@ def list_view(lists: Lists | None) -> ListView | None:
     if lists is None:
         return None
     count = host_text(lists.function(items(), "list_count"))
-    found = ListView(f"{lists.by_batch}, {lists.by_head}", "" if count == "1" else f" * {count}")
+    found = ListView(lists.by_batch, lists.by_head, "" if count == "1" else f" * {count}")
     return (
         replace(found, times=found.times.replace("Hq", "Hkv"), head="kv_head", heads="Hkv") if lists.shared else found
     )

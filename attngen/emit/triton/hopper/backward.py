@@ -51,6 +51,9 @@ SEQUENCES = "sequences"
 PLACES = {False: "places_dense", True: "places_listed"}
 """The template of where an item's rows are, by whether it may be a tile of a sequence."""
 
+ITEM_ROWS = {False: "batch", True: "batch, q_rows, k_rows"}
+"""What a kernel knows of where an item's rows are, by the same."""
+
 LISTED_ENTRY, LISTED_TILE, LISTED_MASKED = "entry = gl.load(met + at)", "(entry >> 1)", "entry % 2 == 0"
 """What a map's list says of the step `at`, the tile that it names, and whether that needs a mask."""
 _KEPT = "_kept_bits(no_pairs, at * BQ, k0, batch, head, kv_head, call, config, HALF)"
@@ -142,6 +145,11 @@ class GluonBackwardView:
         return PLACES[self.sequences]
 
     @property
+    def item_rows(self) -> str:
+        """What `_query_runs` takes of where an item's rows are."""
+        return ITEM_ROWS[self.sequences and self.mapped]
+
+    @property
     def tile(self) -> str:
         """The tile of queries of a step."""
         return LISTED_TILE if self.mapped else "at"
@@ -183,7 +191,7 @@ class GluonBackwardView:
     @property
     def turns(self) -> str:
         """The template of who adds to a tile of dQ before a tile of keys."""
-        return "order_listed" if self.lists else "order_before"
+        return "order_mapped" if self.mapped else "order_listed" if self.lists else "order_before"
 
     @property
     def dk_over_ds(self) -> str:
@@ -219,7 +227,7 @@ def gluon_backward_view(
         if dims in planned
     }
     table: dict[tuple[int | str, ...], BackwardSkeleton] = {**_backward_table(planned, known, tuned)}
-    sequences = sequences and not backward.lists
+    sequences = sequences and (mapped or not backward.lists)
     if not table:
         return None
     if sequences:

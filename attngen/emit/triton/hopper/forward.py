@@ -18,6 +18,7 @@ from attngen.emit.triton.code.lists import ListView, list_view
 from attngen.emit.triton.code.test_views import TestView
 from attngen.emit.triton.code.tile_loops import assigned_lines
 from attngen.emit.triton.hopper.backward import (
+    ITEM_ROWS,
     LISTED_ENTRY,
     LISTED_MASKED,
     LISTED_TILE,
@@ -154,6 +155,24 @@ class GluonView:
         return self.code.mask_apart()[1] if self.ahead else self.code.mask_lines
 
     @property
+    def item_rows(self) -> str:
+        """What `_key_runs` takes of where an item's rows are."""
+        return ITEM_ROWS[self.sequences and self.map is not None]
+
+    @property
+    def tiles_met(self) -> str:
+        """The tiles of keys that an item's queries meet."""
+        call = "own" if self.sequences else "call"
+        given = f"work, {call}, config" if self.map else f"{call}, config, BQ"
+        return f"_key_runs(q0, {self.item_rows}, head, kv_head, {given})"
+
+    @property
+    def work(self) -> tuple[str, ...]:
+        """What says which items a program takes, and where the tiles that it walks are listed."""
+        own = ("n_tiles", "items_ptr", *(("q_slots",) if self.map else ())) if self.sequences else ()
+        return ("notes", "queue_ptr", "n_work", "together", *own, *(("walks_ptr", "tiles_ptr") if self.map else ()))
+
+    @property
     def descriptors(self) -> tuple[str, ...]:
         """What the producer reads tensors by."""
         return ("q_desc", "k_desc", "v_desc", *(("pairs_desc",) if self.fetched else ()))
@@ -226,7 +245,7 @@ def gluon_view(
         return None
     slower = {t.head_block for t in tuned if t.forward}
     rows = {t.dims: t.row for t in tuned if t.row is not None}
-    sequences = sequences and forward.lists is None
+    sequences = sequences and (map is not None or forward.lists is None)
     table: dict[tuple[int | str, ...], Skeleton] = {
         dims: rows.get(dims, row) for dims, row in forward.rows if max(dims) not in slower
     }
@@ -257,7 +276,7 @@ def gluon_view(
         tests=tests,
         test_pointers=tuple(p for t in tests for p in t.pointers),
         outputs=outputs,
-        call=(*listed, *frame.arguments),
+        call=(*(listed if not map else ()), *frame.arguments),
         arguments=("queue_ptr", "n_work", "together", *own, *listed, *frame.arguments),
         config=("D", "Dv", "FAST", *_TILES[1:], *rest, *_DERIVED, *fetches, *flags),
         constants=("D", "Dv", *_TILES, "REGISTERS", "SPARE", "FAST", *rest, *fetches, *flags[1:]),

@@ -11,7 +11,7 @@ from attngen.emit.triton.code.launches import Launch, Way, tests_count, tests_wi
 from attngen.emit.triton.code.test_views import TestView, with_bits
 from attngen.emit.triton.hopper.backward import GluonApartView, GluonBackwardView
 from attngen.emit.triton.hopper.forward import GluonView
-from attngen.emit.triton.portable.map import MapView, map_launches, tiles_found
+from attngen.emit.triton.portable.map import MapLaunches, MapView, tiles_found
 from attngen.emit.triton.portable.param_gradients import PairView, RowSum
 from attngen.emit.triton.portable.split import SplitView
 from attngen.emit.triton.portable.views import BackwardView
@@ -163,9 +163,8 @@ def _hopper(fast: GluonView, results: int, rounding: tuple[str, ...]) -> Way:
         taken = '*((host.add_queue,) if row.SCHEDULE == "queue" else ())'
         return Way(when=when, bind=bind, before=(taken,), launches=(forward,))
     if fast.map is not None:
-        return Way(
-            when=when, bind=bind, before=("host.add_queue",), launches=(*map_launches(fast.map, "keys"), forward)
-        )
+        named = MapLaunches(map=fast.map, walked="keys").named()
+        return Way(when=when, bind=bind, before=("host.add_queue",), launches=(*named, forward))
     tests = fast.tests
     warps = 4 if any(t.of_pairs for t in tests) else 1
     lists = Launch(
@@ -339,6 +338,7 @@ def whole_launches(kernels: BackwardKernels, view: GluonBackwardView, *, sequenc
         some=view.lists is not None,
         map=kernels.map,
         walked="queries",
+        sequences=sequences,
     )
     batches = "P" if sequences else "B"
     rows = row_launches(kernels, counters=counters, terms=view.row_terms, batches=batches)
@@ -348,7 +348,7 @@ def whole_launches(kernels: BackwardKernels, view: GluonBackwardView, *, sequenc
 def whole_lines(view: GluonBackwardView, n_tiles: str, n_parts: str, *, sequences: bool) -> tuple[str, ...]:
     """What `whole_launches` reads; `n_tiles` of keys, `n_parts` of dQ. `sequences`: these are of all sequences
     together; how many heads take tiles in turn depends on how many one has (`docs/log`, "Hopper: sequences")."""
-    n_lists = () if view.lists is None else (f"n_lists = 3 * n_tiles{view.lists.times}",)
+    n_lists = () if view.lists is None or view.mapped else (f"n_lists = 3 * n_tiles{view.lists.times}",)
     return (
         BLOCKS,
         f"n_tiles, n_parts = {n_tiles}, {n_parts}",
@@ -384,12 +384,14 @@ def _lists(
     map: MapView | None,
     walked: str,
     scalars: tuple[str, ...] = (),
+    sequences: bool = False,
 ) -> tuple[Launch, ...]:
     """The kernel that lists which tiles another one walks, by `width` numbers each, where there is `some`."""
     if not some:
         return ()
     if map is not None:
-        return map_launches(map, walked, counters, noted=kernel == "_list_walks_kernel")
+        found = MapLaunches(map=map, walked=walked, sequences=sequences)
+        return found.named(counters, noted=kernel == "_list_walks_kernel")
     return (
         Launch(
             kernel=kernel,

@@ -15,7 +15,7 @@ from attngen.emit.triton.portable.data_tests import test_view
 from attngen.emit.triton.portable.forward import list_row
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.kernels import kernel_code, padded
-from attngen.emit.triton.portable.map import MapView, map_made, tiles_found
+from attngen.emit.triton.portable.map import MapLaunches, MapView, tiles_found
 from attngen.emit.triton.portable.param_gradients import PairView, RowSum, pair_view
 from attngen.emit.triton.portable.views import BackwardView
 from attngen.ir.nodes import Load
@@ -57,7 +57,11 @@ def pair_gradient(frame: Frame, g: LeafGradient, map: MapView | None) -> PairVie
     row_sum = row_sum.with_code(code, backward_view(frame).normalised)
     tests = tuple(test_view(frame, t, "k") for t in frame.plan.keys.tests)
     asks = map is not None and g.gather is not Gather.SCATTER  # the map itself, and no list
-    before = map_made("keys", map, cut=True) if map is not None and asks else tiles_found("keys", map, tests)
+    before = (
+        MapLaunches(map=map, walked="keys").made(cut=True)
+        if map is not None and asks
+        else tiles_found("keys", map, tests)
+    )
     return pair_view(frame.plan, frame.params, g, code, row_sum.contribution, _visited(frame), before, frame.printer())
 
 
@@ -65,7 +69,7 @@ def _visited(frame: Frame) -> str:
     """Whether a tile of queries meets a tile of keys."""
     keys = frame.key_ranges()
     if keys.lists is not None:
-        row = list_row(keys.lists, "query_tile", "tl.cdiv(Sq, BQ)")
+        row = list_row(keys.lists, replace(frame.place.listed["q"], row="query_tile"))
         return f"rows.is_named(map_ptr, {row}, key_tile, tl.cdiv(Sk, BK))"
     runs = [f"((key_tile >= {r.start}) & (key_tile < {r.stop}))" for r in frame.plan.key_loops.runs]
     return " | ".join(runs) or "key_tile < 0"

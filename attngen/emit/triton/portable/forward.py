@@ -18,6 +18,7 @@ from attngen.emit.triton.portable.views import (
     ForwardView,
     KeptView,
     KernelView,
+    ListedView,
     WeighView,
     loop_views,
 )
@@ -41,7 +42,7 @@ def forward_view(
         place=frame.place.of("out"),
         weigh=_weigh_view(frame, code, weights),
         tile_lines=(*seed_line(frame), *code.head_lines, *code.held_lines),
-        walk_lines=(*code.test_lines, *range_lines(keys, code)),
+        walk_lines=(*code.test_lines, *range_lines(keys, code, frame.place.listed["q"])),
         loops=loop_views(keys),
         finish=finish_view(weights, code),
     )
@@ -118,22 +119,21 @@ def rescaling(exponent: str, factor: str) -> str:
     return f"tl.exp2({exponent})" if not factor else f"tl.exp2({bracket(exponent)} * {factor})"
 
 
-def range_lines(found: RangeView, code: KernelCode, tile: str = "tile", n_tiles: str = "") -> tuple[str, ...]:
-    """Lines that find which tiles are walked, where any are. `tile`: the one that is held, of `n_tiles`."""
+def range_lines(found: RangeView, code: KernelCode, held: ListedView) -> tuple[str, ...]:
+    """Lines that find which tiles are walked, where any are."""
     block, function = ("BK", "_key_tiles") if found.axis == "k" else ("BQ", "_query_tiles")
     if found.lists is not None:
-        row = list_row(found.lists, tile, n_tiles or ("tl.cdiv(Sq, BQ)" if found.axis == "k" else "tl.cdiv(Sk, BK)"))
-        walked = f"tl.cdiv(S{found.axis}, {block})"
-        return (f"{', '.join(found.results)}, listed = rows.listed_tiles(walks_ptr, tiles_ptr, {row}, {walked})",)
+        row = list_row(found.lists, held)
+        return (f"{', '.join(found.results)}, listed = rows.listed_tiles(walks_ptr, tiles_ptr, {row}, {held.room})",)
     if not found.results:
         return ()
     return (f"{', '.join(found.results)} = {function}({', '.join((*code.range_arguments, block))})",)
 
 
-def list_row(lists: ListView, tile: str, n_tiles: str) -> str:
+def list_row(lists: ListView, held: ListedView) -> str:
     """The number of a held tile among those of all lists."""
     place = f"items.list_of(batch, {lists.head}, {lists.heads}, {lists.flags})"
-    return f"items.entry_of({place}, {tile}, {n_tiles}, 0, 1)"
+    return f"items.entry_of({place}, {held.row}, {held.count}, 0, 1)"
 
 
 def load_lines(name: str, cols: str, kept: KeptView | None) -> tuple[str, ...]:

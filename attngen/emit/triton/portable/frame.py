@@ -14,7 +14,7 @@ from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.kernel_code import free_names
 from attngen.emit.triton.code.names import reserved
 from attngen.emit.triton.code.tile_loops import RangeView, range_view
-from attngen.emit.triton.portable.views import KernelView, PlaceView
+from attngen.emit.triton.portable.views import KernelView, ListedView, PlaceView
 from attngen.ir.nodes import Expr
 from attngen.ir.walk import reads, symbols
 from attngen.plan.kernel import Gather, KernelPlan
@@ -104,6 +104,10 @@ def dense_place(plan: KernelPlan) -> PlaceView:
         row="(batch * tl.cast(Hq, tl.int64) + head) * Sq",
         column="(batch * tl.cast(Hq, tl.int64) + head) * Sk",
         rows={"q": "Sq", "k": "Sk"},
+        listed={
+            "q": ListedView("tile", "tl.cdiv(Sq, BQ)", "tl.cdiv(Sk, BK)"),
+            "k": ListedView("tile", "tl.cdiv(Sk, BK)", "tl.cdiv(Sq, BQ)"),
+        },
     )
 
 

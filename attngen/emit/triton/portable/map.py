@@ -29,6 +29,7 @@ class SideView:
     `pointer`."""
 
     name: str
+    axis: str
     index: str
     start: str
     size: str
@@ -57,7 +58,8 @@ class MapAxisView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapView:
     """`code` evaluates the mask for a tile of queries and one of keys; `can`, `must` and `mixed` are
-    the test of the tiles' extremes, which reads what the lines `blocks` bind."""
+    the test of the tiles' extremes, which reads what the lines `blocks` bind. `of_sequences`: the lists of their tiles.
+    """
 
     code: KernelCode
     blocks: tuple[str, ...]
@@ -65,6 +67,7 @@ class MapView:
     must: str
     mixed: str
     lists: ListView
+    of_sequences: ListView
     arguments: tuple[str, ...]
     unspecialized: list[str]
     sides: tuple[SideView, SideView]
@@ -75,8 +78,9 @@ class MapView:
 def map_view(frame: Frame, test: TileTest | None) -> MapView | None:
     if test is None:
         return None
-    kernel, lists = frame.kernel_view(), list_view(test.lists)
-    assert lists is not None
+    kernel = frame.kernel_view()
+    lists, of_sequences = (list_view(test.lists_of(sequences=sequences)) for sequences in (False, True))
+    assert lists is not None and of_sequences is not None
     blocks, (can, must, mixed) = _test(frame, test)
     queries = _side(frame, Level.ROW, tuple(p for p in test.parts if not p.of_keys))
     keys = _side(frame, Level.COLUMN, tuple(p for p in test.parts if p.of_keys))
@@ -87,6 +91,7 @@ def map_view(frame: Frame, test: TileTest | None) -> MapView | None:
         must=must,
         mixed=mixed,
         lists=lists,
+        of_sequences=of_sequences,
         arguments=kernel.arguments,
         unspecialized=kernel.unspecialized,
         sides=(queries, keys),
@@ -103,6 +108,7 @@ def _side(frame: Frame, level: Level, parts: tuple[Part, ...]) -> SideView:
     )
     return SideView(
         name=name,
+        axis=axis,
         index=index,
         start=f"{axis}0",
         size=f"S{axis}",
@@ -136,6 +142,107 @@ def _test(frame: Frame, test: TileTest) -> tuple[tuple[str, ...], tuple[str, str
 # ---------------------------------------------------------------- launches
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapLaunches:
+    """The kernels that make a map of the tiles of the axis `walked`, and lists of what it names. A tile has so many
+    `queries`. `sequences`: the tiles are those of sequences, which have slots."""
+
+    map: MapView
+    walked: str
+    queries: str = "BQ"
+    sequences: bool = False
+
+    def sorted(self) -> tuple[Launch, ...]:
+        """With the lists that portable kernels walk."""
+        lists = Launch(
+            kernel="_sort_tiles_kernel",
+            grid=self._rows,
+            constants=("num_warps=1",),
+            scalars=(f"n_walked={self._room}",),
+            buffers=(f"walks=((2 * {self._rows},), torch.int32)", self._tiles),
+        )
+        return *self.made(cut=True), lists
+
+    def named(self, counters: str = "", *, noted: bool = False) -> tuple[Launch, ...]:
+        """With the lists that kernels of compute capability 9.0 walk. `noted`: these tell who waits for whom."""
+        notes: tuple[str, ...] = ()
+        if self.walked == "queries":
+            notes = (f"n_slots={self._count(self.walked)}",)
+            notes += (*(("met=None",) if not noted else ()), *(("firsts=None",) if not self.sequences else ()))
+        lists = Launch(
+            kernel=f"_list_{self.walked}_kernel",
+            grid=self._rows,
+            constants=("num_warps=1",),
+            scalars=(f"n_held={self._held}", f"n_walked={self._room}", *notes),
+            buffers=(f"walks=(({self._rows},), torch.int32)", self._tiles),
+            counters=counters,
+            zeroed=True,
+        )
+        return *self.made(cut=False), lists
+
+    def made(self, *, cut: bool) -> tuple[Launch, Launch]:
+        """The kernel that finds extremes, and the one that makes the map. `cut`: tiles need no mask for it that the
+        tensor ends in the tile that is held."""
+        prefix, packed = ("_sequence", ("PACKED=packed",)) if self.sequences else ("", ())
+        slots = ("q_slots=q_slots", "k_slots=k_slots") if self.sequences else ()
+        sizes = (f"BQ={self.queries}", "BK=BK", *packed)
+        of_queries, of_keys = self._count("queries"), self._count("keys")
+        ends = ((of_queries, "q", self.map.sides[0]), (of_keys, "k", self.map.sides[1]))
+        extremes = Launch(
+            kernel=f"{prefix}_extremes_kernel",
+            grid=f"({of_keys} + {of_queries}){self._times}",
+            constants=(*sizes, f"ROWS=host.padded({self.queries})", "num_warps=4"),
+            scalars=slots,
+            buffers=tuple(
+                f"{axis}_ends=(({tiles_of}{self._times} * {max(1, len(side.ends))},), torch.int64)"
+                for tiles_of, axis, side in ends
+            ),
+        )
+        words = f"{self._rows} * (({self._room} + 31) // 32)"
+        firsts = (f"firsts=(({self._rows},), torch.int32)",) if self.sequences and self.walked == "queries" else ()
+        made = Launch(
+            kernel=f"{prefix}_map_{self.walked}_kernel",
+            grid=words,
+            constants=(*sizes, f"CUT={cut}", "num_warps=4"),
+            scalars=slots,
+            buffers=(f"map=((2 * {words},), torch.int32)", *firsts),
+        )
+        return extremes, made
+
+    @property
+    def _times(self) -> str:
+        """The number of lists, as a factor."""
+        return (self.map.of_sequences if self.sequences else self.map.lists).times
+
+    def _count(self, axis: str) -> str:
+        """How many tiles of an axis a list may be of."""
+        if self.sequences:
+            return "q_slots" if axis == "queries" else "k_slots"
+        return self._most(axis)
+
+    def _most(self, axis: str) -> str:
+        """How many tiles of an axis a sequence has at most."""
+        return f"host.ceil(Sq, {self.queries})" if axis == "queries" else "host.ceil(Sk, BK)"
+
+    @property
+    def _held(self) -> str:
+        return self._count("keys" if self.walked == "queries" else "queries")
+
+    @property
+    def _rows(self) -> str:
+        """How many rows all lists have."""
+        return f"{self._held}{self._times}"
+
+    @property
+    def _room(self) -> str:
+        """How many tiles a row has room for."""
+        return self._most(self.walked)
+
+    @property
+    def _tiles(self) -> str:
+        return f"tiles=(({self._rows} * {self._room},), torch.int32)"
+
+
 def tiles_found(
     walked: str, view: MapView | None, tests: tuple[TestView, ...], *, queries: str = "BQ"
 ) -> tuple[Launch, ...]:
@@ -143,62 +250,4 @@ def tiles_found(
     `queries`: how many a tile has."""
     if view is None:
         return tests_apart(tests)
-    rows, tiles = _counts(walked, queries)
-    count = f"{rows}{view.lists.times}"
-    lists = Launch(
-        kernel="_sort_tiles_kernel",
-        grid=count,
-        constants=("num_warps=1",),
-        scalars=(f"n_walked={tiles}",),
-        buffers=(f"walks=((2 * {count},), torch.int32)", f"tiles=(({count} * {tiles},), torch.int32)"),
-    )
-    return *map_made(walked, view, queries=queries, cut=True), lists
-
-
-def map_launches(view: MapView, walked: str, counters: str = "", *, noted: bool = False) -> tuple[Launch, ...]:
-    """A map, and the lists that kernels of compute capability 9.0 walk. `noted`: these tell who waits for whom."""
-    rows, tiles = _counts(walked, "BQ")
-    count = f"{rows}{view.lists.times}"
-    absent = ("met=None",) if walked == "queries" and not noted else ()
-    lists = Launch(
-        kernel=f"_list_{walked}_kernel",
-        grid=count,
-        constants=("num_warps=1",),
-        scalars=(f"n_held={rows}", f"n_walked={tiles}", *absent),
-        buffers=(f"walks=(({count},), torch.int32)", f"tiles=(({count} * {tiles},), torch.int32)"),
-        counters=counters,
-        zeroed=True,
-    )
-    return *map_made(walked, view, cut=False), lists
-
-
-def map_made(walked: str, view: MapView, *, queries: str = "BQ", cut: bool) -> tuple[Launch, Launch]:
-    """The kernel that finds extremes, and the one that makes the map. `cut`: tiles need no mask for it that the tensor
-    ends in the tile that is held."""
-    rows, tiles = _counts(walked, queries)
-    of_queries, of_keys = _counts("keys", queries)
-    times, sizes = view.lists.times, (f"BQ={queries}", "BK=BK")
-    ends = ((of_queries, "q", view.sides[0]), (of_keys, "k", view.sides[1]))
-    extremes = Launch(
-        kernel="_extremes_kernel",
-        grid=f"({of_keys} + {of_queries}){times}",
-        constants=(*sizes, f"ROWS=host.padded({queries})", "num_warps=4"),
-        buffers=tuple(
-            f"{axis}_ends=(({tiles_of}{times} * {max(1, len(side.ends))},), torch.int64)"
-            for tiles_of, axis, side in ends
-        ),
-    )
-    words = f"{rows}{times} * (({tiles} + 31) // 32)"
-    made = Launch(
-        kernel=f"_map_{walked}_kernel",
-        grid=words,
-        constants=(*sizes, f"CUT={cut}", "num_warps=4"),
-        buffers=(f"map=((2 * {words},), torch.int32)",),
-    )
-    return extremes, made
-
-
-def _counts(walked: str, queries: str) -> tuple[str, str]:
-    """How many rows a map of these tiles has for each list, and how many tiles a row."""
-    of_queries, of_keys = f"host.ceil(Sq, {queries})", "host.ceil(Sk, BK)"
-    return (of_queries, of_keys) if walked == "keys" else (of_keys, of_queries)
+    return MapLaunches(map=view, walked=walked, queries=queries).sorted()

@@ -17,7 +17,15 @@ from attngen.emit.triton.code.kernel_code import KernelCode, KernelWriter
 from attngen.emit.triton.code.tile_loops import RangeView, in_brackets, plain_lines
 from attngen.emit.triton.portable.forward import finish_view, range_lines, rescaling, seed_pointer, state_names
 from attngen.emit.triton.portable.frame import Frame
-from attngen.emit.triton.portable.views import EntryView, FinishView, KernelView, LoopView, loop_views, strides
+from attngen.emit.triton.portable.views import (
+    EntryView,
+    FinishView,
+    KernelView,
+    ListedView,
+    LoopView,
+    loop_views,
+    strides,
+)
 from attngen.ir.build import TRUE
 from attngen.ir.nodes import Expr
 from attngen.plan import passes
@@ -125,7 +133,7 @@ def split_view(
         heads="Hkv" if split.packed else "Hq",
         entry=replace(entry, unspecialized=unspecialized),
         place_lines=_PACKED if split.packed else _ALONE,
-        walk_lines=(*code.test_lines, *range_lines(keys, code, "0", "1")),
+        walk_lines=(*code.test_lines, *range_lines(keys, code, ListedView("0", "1", frame.place.listed["q"].room))),
         piece_lines=(*counts, *plain_lines(split.steps, printer, "pieces")),
         loops=loop_views(keys, ends(split.full), ends(split.partial)),
         parts=tuple(

@@ -6,6 +6,8 @@ Takes the module's frame, the kernels' `KernelCode` and the sums that gradients 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attngen.emit.text.render import bracket
 from attngen.emit.text.weights import WeightView
 from attngen.emit.triton.code.kernel_code import KernelCode
@@ -56,7 +58,7 @@ def dq_view(
         sums=_sum_views(sums),
         key_lines=load_lines("k", "D", kept_view(frame)),
         tile_lines=(*seed_line(frame), *code.head_lines, *row_lines(bwd, code), *code.held_lines),
-        walk_lines=(*code.test_lines, *range_lines(keys, code)),
+        walk_lines=(*code.test_lines, *range_lines(keys, code, frame.place.listed["q"])),
         loops=loop_views(keys),
         factor=bwd.dq_factor,
         sum_lines=tuple(line for s in sums for line in _row_sum_lines(frame.place, s)),
@@ -94,7 +96,7 @@ def dkdv_view(
         row_lines=row_lines,
         tile_lines=seed_line(frame),
         head_lines=(*code.head_lines, *code.held_lines),
-        walk_lines=(*code.test_lines, *range_lines(queries, code)),
+        walk_lines=(*code.test_lines, *range_lines(queries, code, frame.place.listed["k"])),
         loops=loop_views(queries),
         factor=bwd.dk_factor,
         sum_lines=tuple(line for s in sums for line in _column_sum_lines(frame.place, s)),
@@ -114,7 +116,7 @@ def pair_kernel_view(
     asks = keys.lists is not None and not scatters
     found = ("map_ptr",) if asks else frame.walk_pointers("k")
     pointers = ("d_out_ptr", *bwd.row_pointers, *pair.outputs, *seed_pointer(frame), *found)
-    walk = () if asks else range_lines(keys, code, "query_tile")
+    walk = () if asks else range_lines(keys, code, replace(frame.place.listed["q"], row="query_tile"))
     return PairKernelView(
         pair=pair,
         body=f"triton/portable/pairs/{pair.gather}.py.j2",

@@ -68,6 +68,15 @@ class KernelView:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ListedView:
+    """The row of a tile that is held, among the `count` of each list; it has room for `room` tiles."""
+
+    row: str
+    count: str
+    room: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceView:
     """Where the rows of a program's sequence are.
@@ -76,7 +85,7 @@ class PlaceView:
     which sequence and head a program takes, and rebind sizes and pointers to that sequence: `query_lines` in a kernel
     that holds a tile of queries, `key_lines` in one that holds keys. `row` and `column` are the numbers of a head's
     first query and first key among those of all, `rows` by axis how many rows the tensor has, and `moved` by tensor the
-    line that moves its pointer to the sequence.
+    line that moves its pointer to the sequence. `listed` by axis: the row of a list that a tile of it has.
     """
 
     prefix: str = ""
@@ -87,6 +96,7 @@ class PlaceView:
     row: str
     column: str
     rows: Mapping[str, str]
+    listed: Mapping[str, ListedView]
     moved: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def of(self, *tensors: str) -> PlaceView:

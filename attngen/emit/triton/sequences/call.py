@@ -90,7 +90,7 @@ def sequence_call_view(plan: KernelPlan, call: CallView, parts: SequenceParts) -
     params, w, gradients = parts.params, parts.weights, parts.gradients
     _refuse_names(plan, parts.geometry)
     forward_ways, forward = sequence_forward(
-        parts.fast, listed=parts.listed, tests=parts.key_tests, precise=w.saves_rest
+        parts.fast, listed=parts.listed, tests=parts.key_tests, map=parts.kernels.map, precise=w.saves_rest
     )
     names = host_names(plan.attention, params, RUNTIME)
     refused = _unsummed(plan, params, gradients)

@@ -21,13 +21,18 @@ from attngen.emit.triton.host.passes import (
     whole_lines,
     whole_when,
 )
+from attngen.emit.triton.portable.map import MapLaunches, MapView
 
+_SLOTS = ("q_slots, k_slots = host.slots(Sq, BQ, B, packed), host.slots(Sk, BK, B, packed)",)
 _SEQUENCE = ('**{**known.constants, "ALIGN": align}', "BQ=BQ", "BK=BK", "PACKED=packed")
 
 
-def _each(tests: tuple[TestView, ...]) -> tuple[Launch, ...]:
-    """Each sequence has extremes of its own."""
-    return tests_apart(tuple(replace(t, per_batch=True) for t in tests), "sequence_")
+def _found(walked: str, map: MapView | None, tests: tuple[TestView, ...]) -> tuple[tuple[Launch, ...], tuple[str, ...]]:
+    """The kernels by which a portable one finds its tiles, and the lines that they read: each sequence has a map, or
+    extremes, of its own."""
+    if map is None:
+        return tests_apart(tuple(replace(t, per_batch=True) for t in tests), "sequence_"), ()
+    return MapLaunches(map=map, walked=walked, sequences=True).sorted(), _SLOTS
 
 
 def _before(which: str, *, listed: bool, tile: str = "") -> Launch:
@@ -51,11 +56,10 @@ def _before(which: str, *, listed: bool, tile: str = "") -> Launch:
 
 
 _FOUND = "(found := host.listed_row({}, (q, {}), (k, v{}))) is not None"
-_SLOTS = ("q_slots, k_slots = host.slots(Sq, BQ, B, packed), host.slots(Sk, BK, B, packed)",)
 
 
 def sequence_forward(
-    fast: GluonView | None, *, listed: bool, tests: tuple[TestView, ...], precise: bool
+    fast: GluonView | None, *, listed: bool, tests: tuple[TestView, ...], map: MapView | None, precise: bool
 ) -> tuple[tuple[Way, ...], Way]:
     """The first of the ways that is possible, or else the portable one. That has no limit of registers: pointers take
     more than descriptors, and what does not fit would spill."""
@@ -66,8 +70,9 @@ def sequence_forward(
         constants=(*_SEQUENCE, *rounding, *PORTABLE_OPTIONS),
     )
     begin = _before("forward", listed=listed)
+    found, slots = _found("keys", map, tests)
     portable = Way(
-        bind=("BQ, BK, warps, stages = host.sequence_tiles(TILES, q, v)[0]",), launches=(begin, *_each(tests), launch)
+        bind=("BQ, BK, warps, stages = host.sequence_tiles(TILES, q, v)[0]", *slots), launches=(begin, *found, launch)
     )
     if fast is None or not fast.sequences:
         return (), portable
@@ -81,6 +86,7 @@ def sequence_forward(
         ),
         launches=(
             _before("forward", listed=True, tile="BQ"),
+            *(MapLaunches(map=map, walked="keys", sequences=True).named() if map is not None else ()),
             hopper_forward(fast, rounding, sequences=True),
         ),
     )
@@ -134,9 +140,11 @@ def sequence_backward(kernels: BackwardKernels, *, listed: bool) -> tuple[tuple[
         ),
     )
     tiles = "BQ, BK, warps, stages = host.sequence_tiles(TILES, q, v)[{}]".format
+    by_queries = _found("queries", kernels.map, kernels.query_tests)
+    of_keys = _found("keys", kernels.map, kernels.key_tests)
     return (
         ("outside", Way(launches=(_before("backward", listed=listed),))),
         *((("rows", Way(launches=rows)),) if rows else ()),
-        ("by_keys", Way(bind=(tiles(1),), launches=(*_each(kernels.query_tests), by_keys))),
-        ("by_rows", Way(bind=(tiles(2),), launches=(*_each(kernels.key_tests), by_rows))),
+        ("by_keys", Way(bind=(tiles(1), *by_queries[1]), launches=(*by_queries[0], by_keys))),
+        ("by_rows", Way(bind=(tiles(2), *of_keys[1]), launches=(*of_keys[0], by_rows))),
     )

@@ -11,24 +11,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attngen.emit.triton.portable.frame import Frame
-from attngen.emit.triton.portable.views import PlaceView
+from attngen.emit.triton.portable.views import ListedView, PlaceView
 from attngen.errors import UsageError
 from attngen.ir.nodes import Symbol
 from attngen.ir.walk import symbols
 from attngen.plan.kernel import KernelPlan
 
 OPERANDS = ("q_start_ptr", "q_stop_ptr", "k_start_ptr", "k_stop_ptr", "n_sequences")
+_SIZES = (
+    "total_q, total_k = Sq, Sk",
+    *(f"{x}_first, S{x} = ragged.rows_of_sequence({x}_start_ptr, {x}_stop_ptr, batch, total_{x})" for x in "qk"),
+)
+"""Bind the rows and the sizes of the sequence `batch`."""
 _OF_QUERIES, _OF_KEYS = ("q", "out", "d_out", "dq"), ("k", "v", "dk", "dv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceView:
     """`late`: the last tiles of queries have most work. The lines `moved` move params to a sequence's first rows.
-    `operands` are those of kernels of sequences, `extreme_lines` begin a kernel that looks for extremes, by axis."""
+    `operands` are those of kernels of sequences, `own_lines` bind what is of the sequence `batch`, `extreme_lines`
+    begin a kernel that looks for extremes, by axis."""
 
     late: bool
     moved: tuple[str, ...]
     operands: tuple[str, ...]
+    own_lines: tuple[str, ...]
     extreme_lines: Mapping[str, tuple[str, ...]]
 
 
@@ -37,19 +44,18 @@ def sequence_view(frame: Frame) -> SequenceView:
         late=frame.plan.longest_first,
         moved=_moved_params(frame),
         operands=OPERANDS,
+        own_lines=(*_SIZES, *_moved_params(frame)),
         extreme_lines={axis: _extreme_lines(frame, axis) for axis in "qk"},
     )
 
 
 def sequence_place(frame: Frame) -> PlaceView:
-    sizes = ("total_q, total_k = Sq, Sk", *_own("q"), *_own("k"))
-
     def lines(axis: str, block: str, heads: str, head: str) -> tuple[str, ...]:
         return (
             f"{head} = tl.program_id(0) % {heads}",
             f"slot = tl.num_programs(0) // {heads} - 1 - tl.program_id(0) // {heads}",
             f"tile, batch = ragged.tile_of_slot(slot, {axis}_start_ptr, S{axis}, n_sequences, {block}, PACKED)",
-            *sizes,
+            *_SIZES,
             f"if (tile < 0) | (tile * {block} >= S{axis}):",
             "    return",
             *_moved_params(frame),
@@ -66,6 +72,10 @@ def sequence_place(frame: Frame) -> PlaceView:
         row=f"{head} * total_q + q_first",
         column=f"{head} * total_k + k_first",
         rows={"q": "total_q", "k": "total_k"},
+        listed={
+            "q": ListedView("slot", "tl.num_programs(0) // Hq", "tl.cdiv(total_k, BK)"),
+            "k": ListedView("slot", "tl.num_programs(0) // Hkv", "tl.cdiv(total_q, BQ)"),
+        },
         moved={x: _moved(f"{x}_ptr", axis, f"{x}_strides[2]", aligned=True) for axis, side in sides for x in side},
     )
 
@@ -74,15 +84,11 @@ def _extreme_lines(frame: Frame, axis: str) -> tuple[str, ...]:
     """For the kernel that finds the extremes of data in a tile of a sequence, its program's second number."""
     return (
         "batch = tl.program_id(1)",
-        *("total_q, total_k = Sq, Sk", *_own("q"), *_own("k")),
+        *_SIZES,
         f"if tl.program_id(0) * TILE >= S{axis}:",
         "    return",
         *_moved_params(frame),
     )
-
-
-def _own(axis: str) -> tuple[str, ...]:
-    return (f"{axis}_first, S{axis} = ragged.rows_of_sequence({axis}_start_ptr, {axis}_stop_ptr, batch, total_{axis})",)
 
 
 def _moved(pointer: str, axis: str, stride: str, *, aligned: bool = False) -> str:
