@@ -1,8 +1,9 @@
 """What a stretch of queries needs of a stretch of keys: nothing, some of it or all, and how many pairs.
 
 Takes a kernel's plan and spec, and params on the host; evaluates the plan's stretches in NumPy, for each query alone. A
-mask that reads data of rows, or that stretches do not solve exactly, is evaluated pair by pair, up to a limit; beyond
-it, a comparison of row data with column data is answered by the hull of the keys for which it holds.
+mask with holes is asked tile by tile (`host_map`). Another one that reads data of rows, or that stretches do not solve
+exactly, is evaluated pair by pair, up to a limit; beyond it, a comparison of row data with column data is answered by
+the hull of the keys for which it holds.
 
 Floats are float32, as in a kernel. Where a kernel may round otherwise (`ir.rounded`), a pair may be allowed.
 """
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attngen.errors import UsageError
+from attngen.host_map import HostMap
 from attngen.ir import printing
 from attngen.ir.attention import Attention, Param
 from attngen.ir.build import integer
@@ -29,6 +31,7 @@ from attngen.ir.walk import params as read_params, symbols, transform
 from attngen.piece_arguments import check_known, check_params, check_stretch
 from attngen.plan import KernelPlan
 from attngen.plan.mask.data_tests import DataTest
+from attngen.plan.mask.holes import map_of
 
 Range = tuple[int, int]
 """Positions start … stop - 1."""
@@ -95,6 +98,10 @@ def visits(
     data = _data(kernel, case)
     if data is None:
         return "some"
+    found_map = _map(kernel, case, data)
+    if found_map is not None:
+        least, most = found_map.counts(q_range, k_range)
+        return "none" if not most.any() else "all" if (least == k_range[1] - k_range[0]).all() else "some"
     if area > _MOST or not _reads_rows(kernel):
         least, most = _bounds(kernel, q_range, k_range, case, data)
         if not most.any():
@@ -121,6 +128,9 @@ def work(
     data = _data(kernel, case) if area else None
     if data is None:
         return area
+    found_map = _map(kernel, case, data)
+    if found_map is not None:
+        return int(found_map.counts(q_range, k_range)[1].sum(-1).max())
     if area > _MOST or not _reads_rows(kernel):
         least, most = _bounds(kernel, q_range, k_range, case, data)
         if area > _MOST or bool((least == most).all()):
@@ -153,6 +163,9 @@ def row_work(kernel: Planned, case: Case) -> npt.NDArray[np.float64]:
     data = _data(kernel, case)
     if data is None:
         return np.full(rows, float(keys))
+    found_map = _map(kernel, case, data)
+    if found_map is not None and rows and keys:
+        return found_map.counts((0, rows), (0, keys))[1].mean((0, 1), dtype=np.float64)
     _, possible = bounds(kernel.spec.mask)
     found = [np.empty(0)]
     for part in _spans((0, rows)):
@@ -175,6 +188,9 @@ def needed(kernel: Planned, q_ranges: Sequence[Range], case: Case) -> list[tuple
     data = _data(kernel, case)
     if data is None or keys == 0:
         return [((0, keys),) if _area(r, (0, keys)) else () for r in q_ranges]
+    found_map = _map(kernel, case, data)
+    if found_map is not None and not _exact(kernel, case):
+        return [tuple(_few(_keys_met(found_map, r, keys), keys)) for r in q_ranges]
     _, possible = bounds(kernel.spec.mask)
     found: list[list[Range]] = [[] for _ in q_ranges]
     parts = [(i, part) for i, r in enumerate(q_ranges) for part in _spans(r)]
@@ -204,6 +220,9 @@ def needed(kernel: Planned, q_ranges: Sequence[Range], case: Case) -> list[tuple
 def seeing(kernel: Planned, q_range: Range, case: Case) -> Callable[[Range], Range] | None:
     """A function that says of a range of keys which queries of `q_range` may attend to some of it: from the first to
     the last. None, where stretches do not say: the mask reads data of rows, or what `case` does not know."""
+    found_map = mapped(kernel, case)
+    if found_map is not None and q_range[0] < q_range[1]:
+        return _seeing_by_tiles(found_map, q_range, case.sizes[1])
     if _reads_rows(kernel):
         return None
     ends = stretches(kernel, np.arange(*q_range), case)
@@ -217,6 +236,17 @@ def seeing(kernel: Planned, q_range: Range, case: Case) -> Callable[[Range], Ran
             return q_range
         own = np.flatnonzero((np.maximum(lows, keys[0]) < np.minimum(highs, keys[1])).any(0))
         return (q_range[0] + int(own[0]), q_range[0] + int(own[-1]) + 1) if own.size else (q_range[0], q_range[0])
+
+    return narrowed
+
+
+def _seeing_by_tiles(found: HostMap, q_range: Range, keys: int) -> Callable[[Range], Range]:
+    q_ends, k_ends, some = found.met(q_range, (0, keys))
+
+    def narrowed(k_range: Range) -> Range:
+        own = (k_ends[:-1] < k_range[1]) & (k_ends[1:] > k_range[0])
+        met = np.flatnonzero(some[:, own].any(1))
+        return (int(q_ends[met[0]]), int(q_ends[met[-1] + 1])) if met.size else (q_range[0], q_range[0])
 
     return narrowed
 
@@ -238,6 +268,27 @@ def pairs(kernel: Planned, rows: Rows, k_range: Range, case: Case) -> Any:
         raise UsageError(f"{kernel.spec.name}: the mask reads more than is given")
     allowed = _pairs(kernel, bounds(kernel.spec.mask)[1], rows, k_range, case, data)
     return allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
+
+
+def mapped(kernel: Planned, case: Case) -> HostMap | None:
+    """What the mask allows of tiles, where it has holes between them and reads no more than `case` knows."""
+    data = _data(kernel, case)
+    return None if data is None else _map(kernel, case, data)
+
+
+def _map(kernel: Planned, case: Case, data: Mapping[str, Any]) -> HostMap | None:
+    plan = kernel.plan
+    mask = plan.attention.mask
+    test = plan.map or map_of(mask, plan.keys, plan.facts)  # of targets whose kernels have no map, too
+    return None if test is None else HostMap(test=test, mask=mask, env=_env(kernel, case, data), data=data)
+
+
+def _keys_met(found: HostMap, q_range: Range, keys: int) -> list[Range]:
+    if q_range[0] == q_range[1]:
+        return []
+    _, ends, some = found.met(q_range, (0, keys))
+    met = np.flatnonzero(some.any(0))
+    return _union(ends[met], ends[met + 1])
 
 
 def _exact(kernel: Planned, case: Case) -> bool:

@@ -5,6 +5,7 @@ Where an answer is certain it must be right; and since these areas are small, ev
 
 from __future__ import annotations
 
+import functools
 import random
 import warnings
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attngen import api, inputs
+import attngen.visits
+from attngen import api, host_map, inputs
 from attngen.errors import Source, SpecError
 from attngen.ir.attention import Attention
 from attngen.ir.evaluate import evaluate
@@ -48,8 +50,10 @@ def _mask(rng: random.Random, depth: int, atoms: tuple[str, ...]) -> str:
     return f"not {first}" if op == "not" else f"{first} {op} ({_mask(rng, depth - 1, atoms)})"
 
 
-def _check(subject: Subject, rng: random.Random, case: Case, allowed: Any, *, ranges: int = 8) -> None:
-    """`allowed`: (batch, head, query, key)."""
+def _check(
+    subject: Subject, rng: random.Random, case: Case, allowed: Any, *, ranges: int = 8, exact: bool = True
+) -> None:
+    """`allowed`: (batch, head, query, key). Unless `exact`, an answer may be "some", and count more pairs."""
     rows, keys = case.sizes
     for _ in range(ranges):
         q0, k0 = rng.randint(0, rows), rng.randint(0, keys)
@@ -57,21 +61,34 @@ def _check(subject: Subject, rng: random.Random, case: Case, allowed: Any, *, ra
         k = k0, rng.choice([rng.randint(k0, keys), min(k0 + 2, keys)])
         own = allowed[..., q[0] : q[1], k[0] : k[1]]
         wanted = "none" if not own.any() else "all" if own.all() else "some"
-        assert visits(subject, q, k, case) == wanted, (q, k, case)
-        assert work(subject, q, k, case) == own.sum((-1, -2)).max(), (q, k, case)
+        found, count = visits(subject, q, k, case), own.sum((-1, -2)).max()
+        assert found == wanted or (not exact and found == "some"), (q, k, case)
+        assert work(subject, q, k, case) == count or (not exact and work(subject, q, k, case) > count), (q, k, case)
     some = allowed.any((0, 1))
     stretches = [(start, min(start + 5, rows)) for start in range(0, rows, 5)]
-    for (start, stop), found in zip(stretches, needed(subject, stretches, case), strict=True):
+    for (start, stop), keys_met in zip(stretches, needed(subject, stretches, case), strict=True):
         there = np.zeros(keys, np.bool_)
-        for a, b in found:
+        for a, b in keys_met:
             there[a:b] = True
         assert not (some[start:stop].any(0) & ~there).any(), (start, stop, case)
     assert (row_work(subject, case) >= allowed.sum(-1).mean((0, 1)) - 1e-9).all(), case
 
 
+@pytest.fixture(params=["pairs", "tiles", "tiles alone"])
+def looking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Masks with holes are asked by small tiles, of which open ones are looked at pair by pair, or are not."""
+    if request.param != "pairs":
+        monkeypatch.setattr(host_map, "TILE", 4)
+        monkeypatch.setattr(host_map, "_AT_ONCE", 512)
+        monkeypatch.setattr(attngen.visits, "_MOST_OF_ALL", 0)
+    if request.param == "tiles alone":
+        monkeypatch.setattr(attngen.visits, "HostMap", functools.partial(host_map.HostMap, left=0))
+    return request.param
+
+
 @pytest.mark.parametrize("atoms", [HALF_LINES, (*HALF_LINES, *OTHERS)], ids=["half-lines", "any"])
 @pytest.mark.parametrize("part", range(4))
-def test_random_masks(atoms: tuple[str, ...], part: int) -> None:
+def test_random_masks(atoms: tuple[str, ...], part: int, looking: str) -> None:
     rng, done = random.Random(part), 0
     while done < 30:
         mask = _mask(rng, 2, atoms)
@@ -88,11 +105,11 @@ def test_random_masks(atoms: tuple[str, ...], part: int) -> None:
             values = {name: rng.randint(-5, 35) for name in "nwm"}
             env = {"q": np.arange(rows)[:, None], "k": np.arange(keys)[None, :], "Sq": rows, "Sk": keys}
             allowed = np.broadcast_to(evaluate(spec.mask, env, values), (1, 1, rows, keys))
-            _check(subject, rng, Case(sizes=(rows, keys), params=values), allowed)
+            _check(subject, rng, Case(sizes=(rows, keys), params=values), allowed, exact=looking != "tiles alone")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
-def test_examples(path: Path) -> None:
+def test_examples(path: Path, looking: str) -> None:
     rng, spec = random.Random(path.stem), api.analyse(Source(path.read_text()))
     subject = Subject(api.callable_spec(spec, api.plan(spec)), api.plan(spec))
     for seed, (rows, keys) in enumerate([(96, 96), (40, 131), (131, 40)]):
@@ -113,4 +130,4 @@ def test_examples(path: Path) -> None:
         shape = (sizes["B"], sizes["Hq"], *case.sizes)
         with np.errstate(all="ignore"):
             allowed = np.broadcast_to(evaluate(spec.mask, env, values), shape)
-        _check(subject, rng, case, allowed, ranges=12)
+        _check(subject, rng, case, allowed, ranges=12, exact=looking != "tiles alone")

@@ -2,8 +2,8 @@
 
 Takes a kernel, a schedule and what its mask reads; returns claims as the prover makes them, each with a counterexample
 in numbers where it is refuted. Exact, by ranges on the host, in NumPy: 512 ranks take seconds. Nothing that made the
-schedule is used here. What is not computed is held against the plan's stretches, which `tile-ranges` proves of every
-kernel, and against the mask itself where these are not exact.
+schedule is used here. What is not computed is held against the plan's stretches and its test of tiles, which
+`tile-ranges` proves of every kernel, and against the mask itself where these are not exact.
 
 `held`: a piece's queries and keys are on its group, by the layouts and the transfers of its round. `once`: no pair is
 in two pieces. `complete`: a pair in no piece is allowed to no query. `used`: a row that is sent is held by its sender
@@ -12,6 +12,7 @@ and read by its receiver.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from attngen.distributed.plan.layout import Layout
 from attngen.distributed.plan.schedule import Masked, Round, Schedule, Sequences
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
-from attngen.visits import Case, Planned, Range, pairs, stretches
+from attngen.visits import Case, Planned, Range, mapped, pairs, stretches
 
 Ints = npt.NDArray[np.int64]
 
@@ -309,11 +310,10 @@ class _Looker:
     def _pairs(self, b: int, rows: Ints, block: int, case: Case, *, packed: bool) -> Verdict | None:
         """The mask itself, on the keys that are left out for these rows of a block."""
         for start, stop in self._left_out(block, case.sizes[1]):
-            for low in range(start, stop, _AT_ONCE):
-                keys = low, min(low + _AT_ONCE, stop)
+            for of_rows, keys in self._doubtful(rows, (start, stop), case):
                 step = max(1, 16 * _AT_ONCE // (keys[1] - keys[0]))
-                for at in range(0, len(rows), step):
-                    own = rows[at : at + step]
+                for at in range(0, len(of_rows), step):
+                    own = of_rows[at : at + step]
                     self.budget -= len(own) * (keys[1] - keys[0])
                     if self.budget < 0:
                         return Unknown("pairs", f"sequence {b}: more pairs are left out than are looked at one by one")
@@ -325,6 +325,18 @@ class _Looker:
                         line = f"{where}, head {head}: the mask allows key {k} to query {q}, and no rank computes them"
                         return Refuted("pairs", (line,), _values(sequence=b, b=batch, h=head, q=q, k=k))
         return None
+
+    def _doubtful(self, rows: Ints, keys: Range, case: Case) -> Iterator[tuple[Ints, Range]]:
+        """The rows and keys of which some pair may be allowed, as tiles say."""
+        found = mapped(self.kernel, case)
+        if found is None:
+            yield from ((rows, (low, min(low + _AT_ONCE, keys[1]))) for low in range(*keys, _AT_ONCE))
+            return
+        q_ends, k_ends, some = found.met((int(rows[0]), int(rows[-1]) + 1), keys)
+        for i, j in np.argwhere(some).tolist():
+            own = rows[np.searchsorted(rows, q_ends[i]) : np.searchsorted(rows, q_ends[i + 1])]
+            if len(own):
+                yield own, (int(k_ends[j]), int(k_ends[j + 1]))
 
     def _left_out(self, block: int, size: int) -> list[Range]:
         here = slice(*np.searchsorted(self.done.start, (block * _BIG, (block + 1) * _BIG)))
