@@ -1,9 +1,9 @@
 """What a stretch of queries needs of a stretch of keys: nothing, some of it or all, and how many pairs.
 
 Takes a kernel's plan and spec, and params on the host; evaluates the plan's stretches in NumPy, for each query alone. A
-mask with holes is asked tile by tile (`host_map`). Another one that reads data of rows, or that stretches do not solve
-exactly, is evaluated pair by pair, up to a limit; beyond it, a comparison of row data with column data is answered by
-the hull of the keys for which it holds.
+mask with holes is asked tile by tile (`plan/host_map.py`). Another one that reads data of rows, or that stretches do
+not solve exactly, is evaluated pair by pair, up to a limit; beyond it, a comparison of row data with column data is
+answered by the hull of the keys for which it holds.
 
 Floats are float32, as in a kernel. Where a kernel may round otherwise (`ir.rounded`), a pair may be allowed.
 """
@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from attngen.errors import UsageError
-from attngen.host_map import HostMap
 from attngen.ir import printing
 from attngen.ir.attention import Attention, Param
 from attngen.ir.build import integer
@@ -30,6 +29,7 @@ from attngen.ir.rounded import bounds, varies
 from attngen.ir.walk import params as read_params, symbols, transform
 from attngen.piece_arguments import check_known, check_params, check_stretch
 from attngen.plan import KernelPlan
+from attngen.plan.host_map import HostMap
 from attngen.plan.mask.data_tests import DataTest
 from attngen.plan.mask.holes import map_of
 

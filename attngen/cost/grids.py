@@ -17,7 +17,8 @@ import numpy.typing as npt
 from attngen.errors import UsageError
 from attngen.ir.walk import reads
 from attngen.plan import KernelPlan
-from attngen.plan.simulate import FULL, SKIPPED, visited
+from attngen.plan.host_map import FULL, SKIPPED
+from attngen.plan.simulate import visited
 
 
 @dataclass(frozen=True, slots=True)

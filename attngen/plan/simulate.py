@@ -7,6 +7,7 @@ the map's kernels do. `attngen show` draws the grid, and the property tests comp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from attngen.ir.evaluate import evaluate
-from attngen.ir.nodes import SIZES, Expr, Symbol
+from attngen.ir.nodes import SIZES, Expr
+from attngen.plan.host_map import FULL, PARTIAL, HostMap
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.data_tests import UNIT, DataTest
-from attngen.plan.mask.holes import TileTest, tile_test
+from attngen.plan.mask.holes import tile_test
 from attngen.plan.mask.ranges import TileRanges
-
-SKIPPED, PARTIAL, FULL = 0, 1, 2
 
 
 def classify(
@@ -96,39 +96,14 @@ def by_pairs(
     """int8 [query tiles, key tiles]: 0 where the mask allows no pair, 2 where it allows all, else 1. As a map's kernels
     do, it asks the extremes of tiles first, and looks at the pairs of those that they leave open."""
     env = _of_head(plan, sizes, b, h)
-    grid = np.full((-(-sizes["Sq"] // tile[0]), -(-sizes["Sk"] // tile[1])), np.int8(PARTIAL))
-    test = tile_test(plan.attention.mask, plan.facts)
-    if test is not None and grid.size:
-        can, must = _by_extremes(test, env, params, tile)
-        grid[:] = np.where(must, FULL, np.where(can, PARTIAL, SKIPPED))
-    for row, found in enumerate(grid):
-        left = np.flatnonzero(found == PARTIAL)
-        if not len(left):
-            continue
-        env["q"] = np.arange(row * tile[0], min((row + 1) * tile[0], sizes["Sq"]))[:, None]
-        keys = (left[:, None] * tile[1] + np.arange(tile[1])).reshape(-1)
-        env["k"] = np.minimum(keys, sizes["Sk"] - 1)[None, :]  # the last one again, where there is none
-        allowed = np.broadcast_to(evaluate(plan.attention.mask, env, params), (len(env["q"]), len(keys)))
-        some, every = (x.reshape(-1, tile[1]) for x in (allowed.any(0), allowed.all(0)))
-        found[left] = np.where(every.all(1), FULL, np.where(some.any(1), PARTIAL, SKIPPED))
-    return grid
-
-
-def _by_extremes(
-    test: TileTest, env: Mapping[str, Any], params: Mapping[str, Any], tile: tuple[int, int]
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """What the extremes of each tile's parts say of each pair of tiles: whether some pair may be allowed, and whether
-    all are. They are broadcast to a grid by who reads them."""
-    at: dict[str, Any] = {**env, "q": np.arange(env["Sq"]), "k": np.arange(env["Sk"])}
-    ends = dict(env)
-    for part in test.parts:
-        size, step = int(env["Sk" if part.of_keys else "Sq"]), tile[part.of_keys]
-        value = np.broadcast_to(evaluate(part.value, at, params), (size,))
-        for end, reduced in zip(part.bounds, (np.minimum, np.maximum), strict=True):
-            assert isinstance(end, Symbol)
-            found = reduced.reduceat(value, np.arange(0, size, step))
-            ends[end.id] = found[None, :] if part.of_keys else found[:, None]
-    return evaluate(test.can, ends, params), evaluate(test.must, ends, params)
+    env |= {name: np.full((1, 1, 1), env[name]) for name in ("b", "h", "hkv")}
+    shape = -(-sizes["Sq"] // tile[0]), -(-sizes["Sk"] // tile[1])
+    if 0 in shape:
+        return np.zeros(shape, np.int8)
+    mask, test = plan.attention.mask, tile_test(plan.attention.mask, plan.facts)
+    found = HostMap(test=test, mask=mask, env=env, data=params, left=math.inf, tile=tile, real=np.float64)
+    grids = found.grids((0, sizes["Sq"]), (0, sizes["Sk"]))
+    return np.concatenate([grid[0, 0] for _, grid in grids])
 
 
 def _of_head(plan: KernelPlan, sizes: Mapping[str, int], b: int, h: int) -> dict[str, Any]:

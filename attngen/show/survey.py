@@ -15,7 +15,8 @@ import numpy as np
 from attngen.errors import InternalError, UsageError
 from attngen.ir.evaluate import Array, evaluate
 from attngen.plan import KernelPlan
-from attngen.plan.simulate import FULL, PARTIAL, SKIPPED, by_pairs, visited
+from attngen.plan.host_map import FULL, PARTIAL, SKIPPED
+from attngen.plan.simulate import by_pairs, visited
 
 _SAMPLES = 2048  # positions looked at along each side; all of them up to this length
 MOST_PAIRS = 2**28  # for so many the mask is evaluated in seconds

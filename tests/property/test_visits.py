@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 import attngen.visits
-from attngen import api, host_map, inputs
+from attngen import api, inputs
 from attngen.errors import Source, SpecError
 from attngen.ir.attention import Attention
 from attngen.ir.evaluate import evaluate
 from attngen.ir.walk import params as read_params
-from attngen.plan import KernelPlan
+from attngen.plan import KernelPlan, host_map
 from attngen.visits import Case, needed, row_work, visits, work
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.attn"))
@@ -78,7 +78,7 @@ def _check(
 def looking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Masks with holes are asked by small tiles, of which open ones are looked at pair by pair, or are not."""
     if request.param != "pairs":
-        monkeypatch.setattr(host_map, "TILE", 4)
+        monkeypatch.setattr(host_map, "TILE", (4, 5))
         monkeypatch.setattr(host_map, "_AT_ONCE", 512)
         monkeypatch.setattr(attngen.visits, "_MOST_OF_ALL", 0)
     if request.param == "tiles alone":

@@ -75,6 +75,10 @@ class TileTest:
     mixed: Expr
     lists: Lists
 
+    @property
+    def conditions(self) -> tuple[Expr, Expr, Expr]:
+        return self.can, self.must, self.mixed
+
     def lists_of(self, *, sequences: bool) -> Lists:
         """Tiles of sequences have slots, which say whose they are: no list is one of a batch."""
         return replace(self.lists, by_batch=False) if sequences else self.lists

@@ -122,8 +122,7 @@ def _side(frame: Frame, level: Level, parts: tuple[Part, ...]) -> SideView:
 
 def _test(frame: Frame, test: TileTest) -> tuple[tuple[str, ...], tuple[str, str, str]]:
     """The lines that bind the elements which a test reads, inside the tensor whatever the extremes are; its texts."""
-    conditions = (test.can, test.must, test.mixed)
-    elements = tuple(dict.fromkeys(e for c in conditions for e in loads(c)))
+    elements = tuple(dict.fromkeys(e for c in test.conditions for e in loads(c)))
     choices = frame.plan.choices
     everywhere = tuple(Access(e, (AxisAccess(False, low=True, high=True),) * len(e.indices)) for e in elements)
     printer = replace(frame.printer(), choices=replace(choices, accesses=(*everywhere, *choices.accesses)))
@@ -135,7 +134,7 @@ def _test(frame: Frame, test: TileTest) -> tuple[tuple[str, ...], tuple[str, str
     for number, e in enumerate(elements):
         lines.append(f"block{number} = {printer.text(e)}")
         printer.bind(e, f"block{number}")
-    can, must, mixed = (printer.text(c) for c in conditions)
+    can, must, mixed = (printer.text(c) for c in test.conditions)
     return tuple(lines), (can, must, mixed)
 
 

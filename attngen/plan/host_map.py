@@ -7,6 +7,7 @@ looked at pair by pair, up to a limit; beyond it all of their pairs count as all
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,14 +16,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attngen.ir.build import FALSE, TRUE
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Expr
+from attngen.ir.walk import reads
 from attngen.plan.mask.holes import Part, TileTest
 
 Range = tuple[int, int]
+Ends = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-TILE = 128
+SKIPPED, PARTIAL, FULL = 0, 1, 2
+"""What becomes of a tile: it holds no allowed pair, some, or none that is forbidden."""
+TILE = (128, 128)
 _MOST = 2**26
 """Pairs that are looked at one by one."""
 _AT_ONCE = 2**22
@@ -31,11 +37,11 @@ _AT_ONCE = 2**22
 
 @dataclass(frozen=True, kw_only=True)
 class Strip:
-    """Some tiles of queries beside all tiles of keys: where they begin, and where the last ends. By batch, head, tile of
-    queries and tile of keys: `can`, some pair may be allowed; `must`, all are; `mixed`, some are and others are not."""
+    """Some tiles of queries beside all tiles of keys: where they begin, and where the last ends. By batch, head, tile
+    of queries and tile of keys: `can`, some pair may be allowed; `must`, all are; `mixed`, some are and others not."""
 
-    q: npt.NDArray[np.int64]
-    k: npt.NDArray[np.int64]
+    q: Ends
+    k: Ends
     can: Bools
     must: Bools
     mixed: Bools
@@ -44,14 +50,17 @@ class Strip:
 @dataclass
 class HostMap:
     """`env` and `data`: what the mask reads but for q and k, batches and heads along the first two axes. `left`: how
-    many pairs may still be looked at."""
+    many pairs may still be looked at; `tile`: queries and keys of a tile. `real`: the dtype of floats. Without a `test`
+    all tiles are looked at."""
 
-    test: TileTest
+    test: TileTest | None
     mask: Expr
     env: Mapping[str, Any]
     data: Mapping[str, Any]
-    left: int = field(default=_MOST)
-    _of_keys: dict[Range, tuple[Any, dict[str, tuple[Any, Any]]]] = field(default_factory=dict)
+    left: float = field(default=_MOST)
+    tile: tuple[int, int] | None = None
+    real: Any = np.float32
+    _of_keys: dict[Range, tuple[Ends, dict[str, Any]]] = field(default_factory=dict[Range, Any])
 
     def counts(self, q_range: Range, k_range: Range) -> tuple[Any, Any]:
         """By batch, head and query of the range, how many of the keys are certainly allowed, and how many may be."""
@@ -73,48 +82,53 @@ class HostMap:
             possible.append(most)
         return np.concatenate(certain, -1), np.concatenate(possible, -1)
 
-    def met(self, q_range: Range, k_range: Range) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Bools]:
-        """Where tiles of queries begin, and tiles of keys, each with the end of the last; which of them hold a pair that
-        some batch and head may allow."""
-        q_ends: list[Any] = []
-        found: list[Bools] = []
-        k_ends = np.array(k_range)
+    def met(self, q_range: Range, k_range: Range) -> tuple[Ends, Ends, Bools]:
+        """Where tiles of queries begin, and tiles of keys, each with the end of the last; which of them hold a pair
+        that some batch and head may allow."""
+        grids = list(self.grids(q_range, k_range))
+        q_ends = np.append(np.concatenate([strip.q[:-1] for strip, _ in grids]), q_range[1])
+        return q_ends, grids[-1][0].k, np.concatenate([(grid != SKIPPED).any((0, 1)) for _, grid in grids])
+
+    def grids(self, q_range: Range, k_range: Range) -> Iterator[tuple[Strip, npt.NDArray[np.int8]]]:
+        """What becomes of each tile, by batch, head, tile of queries and tile of keys."""
         for strip in self._strips(q_range, k_range):
-            some = (strip.must | strip.mixed).any((0, 1))
-            doubtful = strip.can.any((0, 1)) & ~some
-            some |= doubtful
-            for i, j, allowed in self._looked_at(strip, (strip.can & doubtful)):
-                some[i, j] = bool(allowed.any())
-            found.append(some)
-            q_ends.append(strip.q[:-1])
-            k_ends = strip.k
-        return np.append(np.concatenate(q_ends), q_range[1]), k_ends, np.concatenate(found)
+            grid = np.where(strip.must, FULL, np.where(strip.can, PARTIAL, SKIPPED)).astype(np.int8)
+            for i, j, allowed in self._looked_at(strip, strip.can & ~strip.must & ~strip.mixed):
+                some, every = allowed.any((-1, -2)), allowed.all((-1, -2))
+                grid[..., i, j] = np.where(every, FULL, np.where(some, PARTIAL, SKIPPED))
+            yield strip, grid
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        return TILE if self.tile is None else self.tile
+
+    @property
+    def _apart(self) -> tuple[int, int]:
+        """How many batches and heads the mask tells apart."""
+        batches, heads = reads(self.mask, "b"), reads(self.mask, "h", "hkv")
+        return np.size(self.env["b"]) if batches else 1, np.size(self.env["h"]) if heads else 1
 
     def _strips(self, q_range: Range, k_range: Range) -> Iterator[Strip]:
+        parts, conditions = ((), (TRUE, FALSE, FALSE)) if self.test is None else (self.test.parts, self.test.conditions)
+        rows, columns = self._sizes
         if k_range not in self._of_keys:
-            k = np.append(np.arange(*k_range, TILE), k_range[1])
-            self._of_keys[k_range] = k, {p.name: self._ends(p, "k", k) for p in self.test.parts if p.of_keys}
+            k = np.append(np.arange(*k_range, columns), k_range[1])
+            self._of_keys[k_range] = k, {p.name: self._ends(p, "k", k) for p in parts if p.of_keys}
         k, of_keys = self._of_keys[k_range]
-        step = max(1, _AT_ONCE // len(k)) * TILE
+        step = max(1, _AT_ONCE // len(k)) * rows
         for start in range(*q_range, step):
             stop = min(start + step, q_range[1])
-            q = np.append(np.arange(start, stop, TILE), stop)
-            of_queries = {p.name: self._ends(p, "q", q) for p in self.test.parts if not p.of_keys}
-            ends = {n: (low[..., None], high[..., None]) for n, (low, high) in of_queries.items()}
-            ends |= {n: (low[..., None, :], high[..., None, :]) for n, (low, high) in of_keys.items()}
-            env = {**self._beside(1)}
-            for name, (low, high) in ends.items():
-                env |= {f"{name}_least": low, f"{name}_most": high}
-            can, must, mixed = (
-                np.broadcast_to(x, (*np.broadcast_shapes((1, 1), np.shape(x)[:-2]), len(q) - 1, len(k) - 1))
-                for x in (np.asarray(self._value(c, env)) for c in (self.test.can, self.test.must, self.test.mixed))
-            )
-            shape = np.broadcast_shapes(can.shape, must.shape, mixed.shape)
-            yield Strip(
-                q=q, k=k, **{n: np.broadcast_to(x, shape) for n, x in (("can", can), ("must", must), ("mixed", mixed))}
-            )
+            q = np.append(np.arange(start, stop, rows), stop)
+            env = self._beside(1)
+            for part in parts:
+                low, high = of_keys[part.name] if part.of_keys else self._ends(part, "q", q)
+                least, most = (x[..., None, :] if part.of_keys else x[..., None] for x in (low, high))
+                env |= {f"{part.name}_least": least, f"{part.name}_most": most}
+            shape = (*self._apart, len(q) - 1, len(k) - 1)
+            can, must, mixed = (np.broadcast_to(self._value(c, env), shape) for c in conditions)
+            yield Strip(q=q, k=k, can=can, must=must, mixed=mixed)
 
-    def _ends(self, part: Part, axis: str, ends: npt.NDArray[np.int64]) -> tuple[Any, Any]:
+    def _ends(self, part: Part, axis: str, ends: Ends) -> tuple[Any, Any]:
         """The least and the greatest value of a part in each tile of its axis."""
         found = np.asarray(self._value(part.value, {**self.env, axis: np.arange(ends[0], ends[-1])}), np.int64)
         found = np.broadcast_to(found, (*np.broadcast_shapes((1, 1), found.shape[:-1]), ends[-1] - ends[0]))
@@ -125,27 +139,22 @@ class HostMap:
         """Of the tiles that some batch and head asks for, which pairs are allowed, as long as the limit lasts: the tile
         of queries, that of keys, and (batch, head, query, key)."""
         tiles = np.argwhere(asked.any((0, 1)))
-        apart = int(np.prod(asked.shape[:2]))
-        size = TILE * TILE * apart
+        rows, columns = self._sizes
+        size = rows * columns * math.prod(self._apart)
         step = max(1, _AT_ONCE // size)
-        inside = np.arange(TILE)
         env = self._beside(2)
         for start in range(0, len(tiles), step):
             own = tiles[start : start + step]
             self.left -= len(own) * size
             if self.left < 0:
                 return
-            q, k = (
-                np.minimum(ends[at][:, None] + inside, ends[-1] - 1)
-                for ends, at in zip((strip.q, strip.k), own.T, strict=True)
-            )
+            q = np.minimum(strip.q[own[:, :1]] + np.arange(rows), strip.q[-1] - 1)
+            k = np.minimum(strip.k[own[:, 1:]] + np.arange(columns), strip.k[-1] - 1)
             allowed = self._value(self.mask, {**env, "q": q[:, :, None], "k": k[:, None, :]})
-            allowed = np.broadcast_to(
-                allowed, (*np.broadcast_shapes((1, 1), np.shape(allowed)[:-3]), len(own), TILE, TILE)
-            )
+            allowed = np.broadcast_to(allowed, (*self._apart, len(own), rows, columns))
             for n, (i, j) in enumerate(own.tolist()):
-                rows, keys = int(strip.q[i + 1] - strip.q[i]), int(strip.k[j + 1] - strip.k[j])
-                yield i, j, allowed[..., n, :rows, :keys]
+                height, width = int(strip.q[i + 1] - strip.q[i]), int(strip.k[j + 1] - strip.k[j])
+                yield i, j, allowed[..., n, :height, :width]
 
     def _beside(self, axes: int) -> dict[str, Any]:
         """What is read beside q and k, where so many axes follow that of q."""
@@ -155,4 +164,4 @@ class HostMap:
     def _value(self, e: Expr, env: Mapping[str, Any]) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            return evaluate(e, env, self.data, np.float32)
+            return evaluate(e, env, self.data, self.real)
