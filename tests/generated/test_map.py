@@ -12,7 +12,8 @@ import torch
 
 import attngen
 from attngen.ir.evaluate import evaluate
-from attngen.plan.simulate import FULL, SKIPPED, visited
+from attngen.plan.host_map import FULL, SKIPPED
+from attngen.plan.simulate import visited
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are called beneath the file's host code")
 

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, event, given, settings, strategies as st
 
 from attngen.ir.evaluate import evaluate
 from attngen.plan import KernelPlan, plan
+from attngen.plan.host_map import FULL, SKIPPED
 from attngen.plan.mask.holes import tile_test
-from attngen.plan.simulate import FULL, SKIPPED, classify, visited
+from attngen.plan.simulate import classify, visited
 from attngen.plan.tiles.traits import in_turn
 from property import grammar
 from property.kernels import analysed

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from attngen.emit.text.precedence import Text, atom, infix
 from attngen.errors import InternalError
-from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
+from attngen.ir.nodes import SIZES, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import children
 
 _INFIX = {
@@ -75,6 +75,12 @@ def _print(e: Expr, names: Mapping[str, str], *, tensors: bool) -> Text:
             return _apply(e, names, tensors=tensors)
 
 
+def _on_device(e: Expr, text: str, device: str) -> str:
+    """A number is filled in there: a CUDA graph allows no copy from the host."""
+    number = isinstance(e, Literal) or (isinstance(e, Symbol) and e.id in SIZES)
+    return f"torch.full((), {text}, device={device})" if number else f"torch.as_tensor({text}, device={device})"
+
+
 def _apply(e: Apply, names: Mapping[str, str], *, tensors: bool) -> Text:
     args = [_print(a, names, tensors=tensors) for a in e.args]
     if e.op in _INFIX:
@@ -89,7 +95,8 @@ def _apply(e: Apply, names: Mapping[str, str], *, tensors: bool) -> Text:
     texts = [a[0] for a in args]
     if tensors and e.op in (Op.MIN, Op.MAX, Op.SELECT):
         first = 1 if e.op is Op.SELECT else 0
-        texts = texts[:first] + [f"torch.as_tensor({t}, device={names['device']})" for t in texts[first:]]
+        values = zip(e.args[first:], texts[first:], strict=True)
+        texts = texts[:first] + [_on_device(value, text, names["device"]) for value, text in values]
     if e.op is Op.TO_INT and e.args[0].type is Type.BOOL and tensors:
         return atom(f"({texts[0]}).long()")
     text = (_TORCH if tensors else _PYTHON)[e.op].format(*texts)

@@ -182,9 +182,14 @@ def first_broken(holds: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | Non
     return tuple(wrong[0].tolist()) if len(wrong) else None
 
 
+def on_device(i: Any, x: Tensor) -> Tensor:
+    """An index where `x` is. A number is filled in there: a CUDA graph allows no copy from the host."""
+    return i if isinstance(i, Tensor) else torch.full((), i, device=x.device)
+
+
 def element_at(x: Tensor, *index: Any) -> Tensor:
     """x[index], or 0 outside the tensor."""
-    at = torch.broadcast_tensors(*(torch.as_tensor(i, device=x.device) for i in index))
+    at = torch.broadcast_tensors(*(on_device(i, x) for i in index))
     if 0 in x.shape:
         return torch.zeros_like(at[0], dtype=x.dtype)
     inside = torch.ones_like(at[0], dtype=torch.bool)
@@ -198,7 +203,7 @@ def list_holds(x: Tensor, *place: Any) -> Tensor:
     """Whether the list x[index] has the member; `place` is the index, then the member. None has one below 0, and
     outside the tensor there is no list.
     """
-    *index, member = (torch.as_tensor(i, device=x.device) for i in place)
+    *index, member = (on_device(i, x) for i in place)
     inside = member >= 0
     for i, size in zip(index, x.shape, strict=False):
         inside = inside & (i >= 0) & (i < size)

@@ -18,8 +18,9 @@ from attngen import inputs
 from attngen.plan import KernelPlan, plan
 from attngen.plan.chips import Burden
 from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Schedule, Skeleton
+from attngen.plan.host_map import SKIPPED
 from attngen.plan.mask.lists import Lists
-from attngen.plan.simulate import SKIPPED, classify
+from attngen.plan.simulate import classify
 from attngen.plan.tiles import hopper
 from attngen.plan.tiles.hopper import sums_beside, sums_beside_dkdv
 from attngen.plan.tiles.hopper_trials import barriers, fits
