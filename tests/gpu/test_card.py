@@ -125,14 +125,24 @@ def test_cuda_graph() -> None:
     assert torch.equal(out, expected)
 
 
-def test_cuda_graph_of_a_training_step() -> None:
-    kernel = attngen.compile(EXAMPLES / "windowed_alibi.attn")
+@pytest.mark.parametrize(
+    ("example", "learned", "shape", "others"),
+    [
+        ("windowed_alibi", "slope", (4,), {"cap": 30.0}),
+        ("relative_bias", "table", (4, 255), {}),
+        ("t5_bias", "table", (32, 4), {}),
+    ],
+)
+def test_cuda_graph_of_a_training_step(
+    example: str, learned: str, shape: tuple[int, ...], others: dict[str, float]
+) -> None:
+    kernel = attngen.compile(EXAMPLES / f"{example}.attn")
     q, k, v = qkv(512, 64)
-    slope = torch.rand(4, device="cuda", requires_grad=True)
+    own = torch.rand(shape, device="cuda", requires_grad=True)
 
     def step() -> tuple[torch.Tensor, ...]:
-        out = kernel(q, k, v, slope=slope, cap=30.0)
-        return (out, *torch.autograd.grad(out.float().square().sum(), (q, k, v, slope)))
+        out = kernel(q, k, v, **{learned: own}, **others)
+        return (out, *torch.autograd.grad(out.float().square().sum(), (q, k, v, own)))
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -55,11 +55,42 @@ def test_parity(spec: str, D: int, geometry: str) -> None:
     assert all(c.passed for c in found), found
 
 
+MAPPED = {
+    "tree": "attention tree\nparam first: int[B, Sk]\nparam last: int[B, Sk]\n"
+    "mask = causal and first[b, k] <= first[b, q] < last[b, k]\nassume Sq == Sk\n",
+    "fourth": "attention fourth\nmask = causal and distance % 4 == 0\n",
+    "heads": "attention heads\nparam skip: int[Hkv] where skip >= 1\nmask = causal and distance % skip[hkv] == 0\n",
+}
+"""Masks with holes between tiles."""
+
+
 @GEOMETRIES
 @DIMS
-def test_neighbours_change_no_bit(D: int, geometry: str) -> None:
+@pytest.mark.parametrize("arch", ["auto", "portable"])
+@pytest.mark.parametrize("name", MAPPED)
+def test_masks_with_holes(name: str, arch: str, D: int, geometry: str) -> None:
+    kernel = attngen.compile(MAPPED[name], arch=arch)
+    assert kernel.plan.map is not None
+    found = list(sequences.compare(kernel, drawn(kernel, D), "cuda", geometry=geometry, check=True))
+    assert all(c.passed for c in found), found
+
+
+def test_offsets_that_fall_read_and_write_nothing_outside() -> None:
+    """compute-sanitizer sees what this does: `benchmarks/sanitize.py`."""
+    kernel = attngen.compile(MAPPED["fourth"])
+    x = torch.ones(300, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    for ends in ([0, 300, 0, 300, 0, 300], [0, 260, 20, 300], [0, -5, 900, 300]):
+        out = kernel.varlen(x, x, x, cu_seqlens_q=torch.tensor(ends, dtype=torch.int32, device="cuda"))
+        torch.autograd.grad(out, x, torch.ones_like(out))
+    torch.cuda.synchronize()
+
+
+@GEOMETRIES
+@DIMS
+@pytest.mark.parametrize("spec", [SPEC, MAPPED["fourth"]], ids=["bands", "holes"])
+def test_neighbours_change_no_bit(spec: str, D: int, geometry: str) -> None:
     """NaN, zeros and large numbers beside the sequences."""
-    kernel = attngen.compile(SPEC)
+    kernel = attngen.compile(spec)
     results: list[tuple[torch.Tensor, ...]] = []
     for beside in (float("nan"), 0.0, 3e38):
         call = call_of(kernel, D, geometry)
