@@ -48,9 +48,11 @@ demo: $(READY)
 	$(BIN)/attngen show $(SPEC) $(DEFINE) --size Sq=96 Sk=96 --tile 16,16
 	$(BIN)/attngen verify $(SPEC) $(DEFINE)
 
-# Processor seconds that a test function may take: see tests/sampling.py.
+# Processor seconds that a test function may take, and a single case of one: see tests/sampling.py.
 test: BUDGET = 1
-gate: BUDGET = 5
+test: CASE = 1
+gate: BUDGET = 3
+gate: CASE = 5
 # How many specs a drawn test draws.
 test: DRAWS = 30
 gate: DRAWS = 200
@@ -71,7 +73,7 @@ floors: $(READY)
 	$(BIN)/lint-imports
 
 sample: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 --budget $(BUDGET) --draws $(DRAWS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 --budget $(BUDGET) --case $(CASE) --draws $(DRAWS)
 
 # Six examples under the newest Triton, which goes into build/.
 newest: $(READY)

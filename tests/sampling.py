@@ -2,7 +2,7 @@
 
 `tests/costs.json` holds the processor seconds of one case of each test function that is not cheap. With `--budget S` a
 function runs as many of its cases as S seconds hold; one whose single case costs more is left out, unless its file has
-no cheaper function. One that is marked `whole(N)` runs all its cases where S is N at least, and none else. Which cases
+no cheaper function, or `--case` allows a case so much. One that is marked `whole(N)` runs all its cases where S is N at least, and none else. Which cases
 run depends on their names alone. Functions that the table does not list run whole.
 
 `pytest -n 0 --write-costs` measures the functions that run, and updates the table. It decides what a sample holds and
@@ -29,6 +29,7 @@ CHEAP = 1.0
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--budget", type=float, default=0.0, help="processor seconds for a test function; 0: all cases")
+    parser.addoption("--case", type=float, default=0.0, help="processor seconds for a single case, if more than that")
     parser.addoption("--write-costs", action="store_true", help="measure what runs and update tests/costs.json")
 
 
@@ -40,10 +41,16 @@ _NONE: Mapping[str, float] = MappingProxyType({})
 
 
 def sample(
-    nodeids: Sequence[str], costs: Mapping[str, float], budget: float, whole: Mapping[str, float] = _NONE
+    nodeids: Sequence[str],
+    costs: Mapping[str, float],
+    budget: float,
+    whole: Mapping[str, float] = _NONE,
+    case: float = 0.0,
 ) -> set[str]:
-    """Those of `nodeids` that run. `whole`: the least budget of functions of which all cases run, or none."""
-    costs = {**costs, **{name: 0.0 if least <= budget else math.inf for name, least in whole.items()}}
+    """Those of `nodeids` that run. `whole`: the least budget of functions of which all cases run, or none. `case`: what
+    a single case may cost, if more than the budget."""
+    most = max(budget, case)
+    costs = {**costs, **{name: 0.0 if least <= most else math.inf for name, least in whole.items()}}
     cases: dict[str, list[str]] = defaultdict(list)
     files: dict[str, list[str]] = defaultdict(list)
     for nodeid in nodeids:
@@ -53,7 +60,7 @@ def sample(
         cases[name].append(nodeid)
     found: set[str] = set()
     for names in files.values():
-        fitting = [n for n in names if costs.get(n, 0.0) <= budget]
+        fitting = [n for n in names if costs.get(n, 0.0) <= most]
         for name in fitting or [min(names, key=lambda n: costs.get(n, 0.0))]:
             cost = costs.get(name, 0.0)
             count = max(1, int(budget / cost)) if cost else len(cases[name])
@@ -66,7 +73,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     budget: float = config.getoption("--budget")
     if budget:
         whole = {function(i.nodeid): mark.args[0] for i in items if (mark := i.get_closest_marker("whole"))}
-        chosen = sample([i.nodeid for i in items], json.loads(TABLE.read_text()), budget, whole)
+        costs, case = json.loads(TABLE.read_text()), config.getoption("--case")
+        chosen = sample([i.nodeid for i in items], costs, budget, whole, case)
         config.hook.pytest_deselected(items=[i for i in items if i.nodeid not in chosen])
         items[:] = [i for i in items if i.nodeid in chosen]
 

@@ -34,3 +34,10 @@ def test_what_is_marked_whole_runs_whole_or_not_at_all() -> None:
 def test_the_table_names_functions() -> None:
     table = json.loads(TABLE.read_text())
     assert table and all(name == function(name) and cost > 0 for name, cost in table.items())
+
+
+def test_a_case_may_cost_more_than_its_function() -> None:
+    assert "a.py::slow" not in sample(["a.py::slow", "a.py::quick"], {"a.py::slow": 5.0}, 3.0)
+    assert "a.py::slow" in sample(["a.py::slow", "a.py::quick"], {"a.py::slow": 5.0}, 3.0, case=5.0)
+    cases = [f"a.py::many[{i}]" for i in range(9)]
+    assert len(sample(cases, {"a.py::many": 1.0}, 3.0, case=5.0)) == 3

@@ -1,8 +1,8 @@
 """Measures the twelve functions of docs/coming-from-flexattention.md: attngen's kernels of them beside FlexAttention's.
 
-    python benchmarks/flex.py prepare build/flex          # where attngen is: reads the functions, compiles their specs
-    python benchmarks/flex.py run --kernels build/flex    # on the GPU: needs torch and triton
-    python benchmarks/flex.py table                       # afterwards, anywhere
+    python benchmarks/from_flex.py prepare build/from_flex          # where attngen is: reads the functions, compiles their specs
+    python benchmarks/from_flex.py run --kernels build/from_flex    # on the GPU: needs torch and triton
+    python benchmarks/from_flex.py table                       # afterwards, anywhere
 
 The functions are the page's own, with captured tensors of the size that is measured (`captured`). Both backends of
 FlexAttention take them as they stand; the dense float32 truth takes them pair by pair. A block mask is made by a
@@ -211,10 +211,10 @@ def main(argv: list[str]) -> int:
     commands = top.add_subparsers(dest="command", required=True)
     p = commands.add_parser("prepare", help="read the functions, compile the specs into a directory (needs attngen)")
     p.add_argument("directory", type=Path)
-    p = sweep.options(commands, "keys that start so", HERE / "flex.json", 300.0)
+    p = sweep.options(commands, "keys that start so", HERE / "from_flex.json", 300.0)
     p.add_argument("--seed", type=int, default=0)
     p = commands.add_parser("table")
-    p.add_argument("file", type=Path, nargs="?", default=HERE / "flex.json")
+    p.add_argument("file", type=Path, nargs="?", default=HERE / "from_flex.json")
     args = top.parse_args(argv)
     match args.command:
         case "prepare":
