@@ -51,8 +51,8 @@ demo: $(READY)
 # Processor seconds that a test function may take, and a single case of one: see tests/sampling.py.
 test: BUDGET = 1
 test: CASE = 1
-gate: BUDGET = 3
-gate: CASE = 5
+gate: BUDGET = 2
+gate: CASE = 4.5
 # How many specs a drawn test draws.
 test: DRAWS = 30
 gate: DRAWS = 200
