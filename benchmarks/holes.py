@@ -113,10 +113,9 @@ def prepared(cell: Cell, args: argparse.Namespace) -> grouped.Race:
     builds: dict[str, grouped.Build] = {
         "attngen": lambda: Contender("attngen", lambda q, k, v: function(q, k, v, **given))
     }
-    builds |= rows_of_holes.builds(cell, files, given) if args.sequences else {}
-    builds |= grouped.flexes(cell.shape, made, args.device)
+    more = rows_of_holes.builds(cell, files, given) if args.sequences else grouped.flexes(cell.shape, made, args.device)
     inputs = grouped.draw(cell.shape, args.device, dtype, args.seed)
-    return grouped.Race(cell.key, cell.shape, made, inputs, builds, grouped.pairs(cell.shape, made, args.device))
+    return grouped.Race(cell.key, cell.shape, made, inputs, builds | more, grouped.pairs(cell.shape, made, args.device))
 
 
 def measure(cell: Cell, args: argparse.Namespace) -> Result:
@@ -196,12 +195,13 @@ def line(cell: Result) -> str:
 def table(result: Result) -> str:
     """A row a cell: milliseconds forward / backward; the block mask's apart; attngen's time over the faster other's."""
     names = list(dict.fromkeys(name for cell in result["cells"] for name in cell["contenders"]))
-    names = [*(name for name in names if name not in PEERS), *PEERS]
-    rows = [["mask", *names, *(f"{name}: block mask" for name in PEERS), "attngen / faster"]]
+    peers = [name for name in PEERS if name in names]
+    names = [*(name for name in names if name not in PEERS), *peers]
+    rows = [["mask", *names, *(f"{name}: block mask" for name in peers), *(["attngen / faster"] if peers else [])]]
     for cell in result["cells"]:
         times = [milliseconds(cell, name) for name in names]
         over = " / ".join(behind(cell, direction) for direction in report.DIRECTIONS)
-        rows.append([cell["key"], *times, *(block_mask(cell, name) for name in PEERS), over])
+        rows.append([cell["key"], *times, *(block_mask(cell, name) for name in peers), *([over] if peers else [])])
     said = " ".join(f"{name} {version}" for name, version in result["versions"].items())
     head = f"{result['machine']}, {result['date']}, {said}, attngen {result['commit'] or 'of an unknown commit'}"
     return "\n".join([*report.aligned(rows), f"{head}: ms forward / backward", *report.remarks(result)])
