@@ -1,8 +1,8 @@
 """Measures the twelve functions of docs/coming-from-flexattention.md: attngen's kernels of them beside FlexAttention's.
 
-    python benchmarks/from_flex.py prepare build/from_flex          # where attngen is: reads the functions, compiles their specs
-    python benchmarks/from_flex.py run --kernels build/from_flex    # on the GPU: needs torch and triton
-    python benchmarks/from_flex.py table                       # afterwards, anywhere
+    python benchmarks/from_flex.py prepare build/from_flex        # where attngen is: reads the functions, compiles
+    python benchmarks/from_flex.py run --kernels build/from_flex  # on the GPU: needs torch and triton
+    python benchmarks/from_flex.py table                          # afterwards, anywhere
 
 The functions are the page's own, with captured tensors of the size that is measured (`captured`). Both backends of
 FlexAttention take them as they stand; the dense float32 truth takes them pair by pair. A block mask is made by a
