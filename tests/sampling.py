@@ -2,9 +2,9 @@
 
 `tests/costs.json` holds the processor seconds of one case of each test function that is not cheap. With `--budget S` a
 function runs as many of its cases as S seconds hold; one whose single case costs more is left out, unless its file has
-no cheaper function, or `--case` allows a case so much. One that is marked `whole(N)` runs all its cases where S, or what
-a case may cost, is N at least, and none else. Which cases run depends on their names alone. Functions that the table
-does not list run whole.
+no cheaper function, or `--case` allows a case so much. One that is marked `whole(N)` runs all its cases where S, or
+what a case may cost, is N at least, and none else. Which cases run depends on their names alone. Functions that the
+table does not list run whole.
 
 `pytest -n 0 --write-costs` measures the functions that run, and updates the table. It decides what a sample holds and
 nothing else: no test passes or fails by it.
