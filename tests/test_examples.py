@@ -118,6 +118,25 @@ def test_train_packed() -> None:
     assert "2 processes; losses of packed documents" in script("train_packed.py", "--steps", "1")
 
 
+def test_train_rollouts() -> None:
+    """Two groups of three rollouts, whose gradients are those of the unpacked batch."""
+    printed = script("train_rollouts.py", "--steps", "1", "--rollouts", "2", "--length", "5")
+    assert "128 tokens packed, 226 unpacked; the same loss and gradients" in printed
+
+
+WRONG_BRANCHES = """
+import train_rollouts
+train_rollouts.branches = lambda attention, call: {"first": call["first"] * 0, "last": call["last"]}
+train_rollouts.main(["--steps", "1", "--rollouts", "2", "--length", "5"])
+"""
+
+
+def test_train_rollouts_notices_rollouts_that_see_each_other() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(EXAMPLES), str(EXAMPLES.parent)))}
+    done = subprocess.run([sys.executable, "-c", WRONG_BRANCHES], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "differs from that of the unpacked batch by" in done.stderr, done.stderr
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [[], ["--bf16"]], ids=["fp32", "bf16"])
 def test_train_gpt_at_its_real_size(tmp_path: Path, options: list[str]) -> None:

@@ -1,8 +1,8 @@
 """Reads what a mask function of transformers computes.
 
 Takes a `mask_function(batch, head, query, key)` as transformers builds them (causal, sliding, chunked, packed, padding,
-and their intersections; unions of neighbouring windows), returns a `Pattern`. Every other function is refused by what
-it computes.
+and their intersections; unions of neighbouring windows, and with spans), returns a `Pattern`. Every other function is
+refused by what it computes.
 
 The function is called once, with symbols for the four indices, and gives the expression that it computes. So nothing
 depends on how its closures are written, and `torch.compile` can trace the reading (it has no access to closures).
@@ -11,7 +11,7 @@ depends on how its closures are written, and `torch.compile` can trace the readi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -140,6 +140,11 @@ class Pattern:
     """(B, S): positions within packed sequences, which `before`, `after` and `chunk` count; None for the indices."""
     padding: Tensor | None = None
     """(B, S): false for padding."""
+    spans: Tensor | None = None
+    """(B, S): tokens of one span, which has a number from 0 up, see each other whatever `before`, `after` and `chunk`
+    say."""
+    reach: int | None = None
+    """How many keys before its own a query sees even of its span; None for all."""
 
     @property
     def counts(self) -> bool:
@@ -178,7 +183,8 @@ def _pattern(term: Any) -> Pattern | None:
             left, right = operands
             if _parts(left)[0] == "false":
                 return _pattern(right)
-            return _either(*map(_pattern, operands))
+            spans = _spans(right)
+            return _either(*map(_pattern, operands)) if spans is None else _with_spans(_pattern(left), spans)
         case "read":
             tensor, *indices = operands
             return Pattern(padding=tensor) if _are(indices, _BATCH, _KEY) else None
@@ -196,17 +202,51 @@ def _pattern(term: Any) -> Pattern | None:
             return None
 
 
+def _spans(term: Any) -> Tensor | None:
+    """The numbers of spans, where a condition says that two tokens are of the same one."""
+    operation, operands = _parts(term)
+    if operation != "&":
+        return None
+    (same, equal), (least, some) = (_parts(x) for x in operands)
+    if same != "==" or least != ">=" or not _is_int(some[1]) or some[1] != 0:
+        return None
+    found = _same_value(*equal)
+    named, place = _parts(some[0])
+    own = found is not None and found.ids is not None and named == "read" and place[0] is found.ids
+    return found.ids if found is not None and own and _are(place[1:], _BATCH, _QUERY) else None
+
+
+def _with_spans(a: Pattern | None, spans: Tensor) -> Pattern | None:
+    """The union of a mask of positions with spans."""
+    if a is None or a.ids is not None or a.padding is not None or a.spans is not None:
+        return None
+    return replace(a, spans=spans) if a.counts else a
+
+
 def _both(a: Pattern | None, b: Pattern | None) -> Pattern | None:
     """The intersection of two masks."""
-    if a is None or b is None or (a.counts and b.counts and a.position is not b.position):
+    if a is None or b is None:
+        return None
+    if b.spans is not None and a.counts:
+        a, b = b, a
+    if a.spans is not None and b.counts:
+        return _cut(a, b)
+    if a.counts and b.counts and a.position is not b.position:
         return None
     found: dict[str, Any] = {name: _least(getattr(a, name), getattr(b, name)) for name in ("before", "after")}
-    for name in ("chunk", "chunk_start", "ids", "position", "padding"):
+    for name in ("chunk", "chunk_start", "ids", "position", "padding", "spans"):
         one, other = getattr(a, name), getattr(b, name)
         if one is not None and other is not None and not _same(one, other):
             return None
         found[name] = other if one is None else one
     return Pattern(**found)
+
+
+def _cut(a: Pattern, b: Pattern) -> Pattern | None:
+    """The intersection of a mask with spans and a window of keys before a query's own."""
+    if replace(b, before=None, position=None) != Pattern() or (a.counts and a.position is not b.position):
+        return None
+    return replace(a, reach=_least(a.reach, b.before))
 
 
 def _least(a: int | None, b: int | None) -> int | None:
@@ -217,7 +257,11 @@ def _least(a: int | None, b: int | None) -> int | None:
 
 def _either(a: Pattern | None, b: Pattern | None) -> Pattern | None:
     """The union of two stretches of keys around the query's own, if it is a stretch too."""
-    if a is None or b is None or any(x.chunk or x.ids is not None or x.padding is not None for x in (a, b)):
+    if (
+        a is None
+        or b is None
+        or any(x.chunk or x.ids is not None or x.padding is not None or x.spans is not None for x in (a, b))
+    ):
         return None
     if not (a.banded and b.banded):
         return Pattern()

@@ -142,6 +142,8 @@ def _in_region(
         raise UsageError(
             "attention_mask in context_parallel_region: leave it out, and pack sequences of different lengths"
         )
+    if pattern.spans is not None:
+        raise UsageError("a mask with spans (images in text) in context_parallel_region: train them without a region")
     count = region.sequences.count if region.sequences.packed else sizes[0]
     params: dict[str, Tensor] = {}
     if pattern.chunk is not None:
@@ -191,6 +193,9 @@ class _Rows:
         if pattern.chunk is not None:
             origin = self._zeros() if pattern.chunk_start is None else pattern.chunk_start
             params["first"] = (self.kv_offset + lengths.get("k_start", self._zeros()) - origin).int()
+        if pattern.spans is not None:
+            own = pattern.spans[:, self.kv_offset : self.kv_offset + self.kv_length]
+            params["span"] = own.expand(self.batch, -1).int()
         return self._mask(pattern, lengths=lengths, params=params)
 
     def _stretch(self, padding: Tensor | None) -> tuple[Tensor, Tensor, bool]:
@@ -230,6 +235,9 @@ class _Rows:
             position = position if pattern.chunk_start is None else position - pattern.chunk_start[:, None]
             position = position.expand_as(ids).int()
             params = {"position": position} if documents else {"first": position.flatten()[starts]}
+        if pattern.spans is not None:
+            own = pattern.spans.expand_as(ids).int()
+            params["span"] = own if documents else own.flatten()
         if documents:
             params["ids"] = ids.int()
         cu_seqlens = F.pad(starts, (0, 1), value=tokens).int()
@@ -245,7 +253,14 @@ class _Rows:
         documents: bool = False,
     ) -> Mask:
         return Mask(
-            choice=Choice(before=pattern.before, after=pattern.after, chunk=pattern.chunk, documents=documents),
+            choice=Choice(
+                before=pattern.before,
+                after=pattern.after,
+                chunk=pattern.chunk,
+                spans=pattern.spans is not None,
+                reach=pattern.reach,
+                documents=documents,
+            ),
             shape=(self.batch, 1, self.q_length, self.kv_length),
             dropped=self.kv_offset > 0,
             cached=isinstance(self.q_offset, Tensor) or self.q_offset > 0,

@@ -17,12 +17,16 @@ class Choice:
     """One attention of the adapters. The kernel of a choice takes exactly the params that `text` declares.
 
     A query sees its own key, `before` keys before it and `after` keys after it; None stands for all. `chunk` allows
-    pairs within one chunk of that many positions. `documents` takes ids of tokens instead of packed tensors.
+    pairs within one chunk of that many positions. `spans`: tokens of one span see each other whatever these say,
+    but none more than `reach` keys before its own.
+    `documents` takes ids of tokens instead of packed tensors.
     """
 
     before: int | None = None
     after: int | None = 0
     chunk: int | None = None
+    spans: bool = False
+    reach: int | None = None
     softcap: float | None = None
     sinks: bool = False
     dropout: bool = False
@@ -42,6 +46,7 @@ class Choice:
         parts = {
             "windowed": self.window,
             "chunked": self.chunk,
+            "spans": self.spans,
             "softcap": self.softcap,
             "sinks": self.sinks,
             "dropout": self.dropout,
@@ -67,6 +72,10 @@ class Choice:
         elif self.chunk is not None:
             params.append("param first: int[B]  # the position of the sequence's first stored key")
             mask.append(f"(q + Sk - Sq + first[b]) // {self.chunk} == (k + first[b]) // {self.chunk}")
+        if self.spans:
+            params.append("param span: int[B, Sk]  # which image a token belongs to; below 0 if to none")
+            mask = [f"({' and '.join(mask)} or (span[b, q + Sk - Sq] == span[b, k] and span[b, k] >= 0))"]
+            mask += [] if self.reach is None else [f"distance <= {self.reach}"]
         if self.documents:
             params.append("param ids: int[B, Sk]  # which document a token belongs to")
             mask.append("same_document(ids)")

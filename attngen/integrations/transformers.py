@@ -171,6 +171,8 @@ class _Attention:
                 raise UsageError(_lost(f"a mask with a window of {_window(mask.choice)}"))
             if self.params is None and mask.choice.chunk is not None:
                 raise UsageError(_lost(f"a mask with chunks of {mask.choice.chunk} keys"))
+            if self.params is None and mask.choice.spans:
+                raise UsageError(_lost("a mask with spans, such as images"))
             if self.params is None and dropout:
                 raise UsageError(_lost(f"dropout={dropout}"))
             if mask.dropped:
@@ -237,7 +239,9 @@ def _packed_by_call(mask: Mask, call: Call, device: torch.device) -> Mask:
     `is_causal` counts only where a model makes no mask: Moonshine passes False beside one that is causal.
     """
     choice, window = mask.choice, call.get("sliding_window")
-    if window is not None and (choice.window is None or (choice.causal and choice.before != window - 1)):
+    before = choice.before if choice.reach is None else choice.reach
+    windowed = choice.window is not None or choice.reach is not None
+    if window is not None and (not windowed or (choice.causal and before != window - 1)):
         raise UsageError(f"the call has sliding_window={window}, and the model's mask has {_window(choice)}")
     offsets = call.get("cu_seq_lens_q")
     if offsets is None:

@@ -398,7 +398,7 @@ def test_a_sum_of_columns_takes_the_portable_kernel_for_dk_and_dv_alone() -> Non
     out = kernel(*leaves, tilt=tilt)
     d_out = torch.randn_like(out)
     found = torch.autograd.grad(out, [*leaves, tilt], d_out)
-    ((_, launches),) = (x for known in module._attention.ready.values() for x in known.backward.values())
+    ((_, launches, _pairs),) = (x for known in module._attention.ready.values() for x in known.backward.values())
     assert [launch.kernel.__name__ for launch in launches[1:]] == ["_dkdv_kernel", "_hopper_dq_kernel"]
     exact = [x.detach().double().cpu().numpy() for x in (*leaves, d_out)]
     wanted = reference.gradients(kernel.spec, *exact, params={"tilt": tilt.detach().double().cpu().numpy()})

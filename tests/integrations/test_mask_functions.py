@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +15,12 @@ from transformers.models.t5gemma2 import modeling_t5gemma2
 
 from attngen.errors import UsageError
 from attngen.integrations.mask_functions import Pattern, read
+from attngen.integrations.masks import make
 
 IDS = torch.tensor([[0, 0, 0, 1, 1]])
 POSITION = torch.tensor([[0, 1, 2, 0, 1]])
 START = torch.tensor([2])
+SPANS = torch.tensor([[0, 0, -1, 1, 1]])
 KEEP = torch.tensor([[False, True, True, True, True]])
 
 
@@ -71,6 +74,33 @@ KNOWN: dict[str, tuple[Callable[[], Any], Pattern]] = {
         lambda: packed(bidirectional(5)),
         Pattern(before=4, after=4, ids=IDS, position=POSITION),
     ),
+    "spans": (
+        lambda: hf.or_masks(hf.causal_mask_function, hf.blockwise_overlay(IDS)),
+        Pattern(after=0, spans=IDS),
+    ),
+    "spans and a window": (
+        lambda: hf.or_masks(hf.sliding_window_causal_mask_function(5), hf.blockwise_overlay(IDS)),
+        Pattern(before=4, after=0, spans=IDS),
+    ),
+    "spans in a window": (
+        lambda: hf.and_masks(
+            hf.or_masks(hf.causal_mask_function, hf.blockwise_overlay(IDS)), hf.sliding_window_overlay(5)
+        ),
+        Pattern(after=0, spans=IDS, reach=4),
+    ),
+    "packed spans": (
+        lambda: hf.and_masks(
+            hf.or_masks(
+                hf.remap_positions_for_packed_sequence(hf.causal_mask_function, POSITION), hf.blockwise_overlay(SPANS)
+            ),
+            hf.packed_sequence_mask_function(IDS),
+        ),
+        Pattern(after=0, ids=IDS, position=POSITION, spans=SPANS),
+    ),
+    "everything, and spans": (
+        lambda: hf.or_masks(hf.bidirectional_mask_function, hf.blockwise_overlay(IDS)),
+        Pattern(),
+    ),
     "T5Gemma 2": (
         lambda: hf.and_masks(
             hf.bidirectional_mask_function, modeling_t5gemma2.sliding_window_mask_function(4, is_causal=False)
@@ -113,9 +143,17 @@ def test_known_while_torch_compile_traces(name: str) -> None:
 
 
 UNKNOWN: dict[str, tuple[Callable[..., Any], str]] = {
-    "union": (
-        hf.or_masks(hf.causal_mask_function, hf.blockwise_overlay(IDS)),
-        r"\(\(k <= q\) \| \(\(tensor\[1, 5\]\[b, q\] == tensor\[1, 5\]\[b, k\]\) & \(tensor\[1, 5\]\[b, q\] >= 0\)\)\)",
+    "spans of two kinds": (
+        hf.or_masks(hf.causal_mask_function, hf.blockwise_overlay(IDS), hf.blockwise_overlay(SPANS)),
+        XX,
+    ),
+    "spans in chunks": (
+        hf.and_masks(hf.or_masks(hf.causal_mask_function, hf.blockwise_overlay(IDS)), hf.chunked_overlay(4, START)),
+        r"// 4",
+    ),
+    "spans from another number on": (
+        lambda b, h, q, k: (k <= q) | ((IDS[b, q] == IDS[b, k]) & (IDS[b, q] >= 1)),
+        r">= 1",
     ),
     "strictly causal": (lambda b, h, q, k: k < q, r"`\(k < q\)`"),
     "windows with a gap": (lambda b, h, q, k: (q - k >= 2) | (k - q >= 2), r"\(q - k\) >= 2"),
@@ -148,3 +186,14 @@ def test_unknown(name: str) -> None:
     function, shown = UNKNOWN[name]
     with pytest.raises(UsageError, match=shown):
         read(function)
+
+
+def test_a_message_says_what_else_the_model_can_do() -> None:
+    config = types.SimpleNamespace(layer_types=["sliding_attention", "full_attention", "full_attention"])
+    with pytest.raises(UsageError) as refused:
+        make(1, 4, 4, mask_function=lambda b, h, q, k: k < q, config=config)
+    assert str(refused.value).endswith(
+        "which attngen does not know; use another attn_implementation for this model, or a spec of your own that "
+        "computes the mask: pass attention_mask={'full_attention': None, 'sliding_attention': None}, so that the model "
+        "makes none, and what the spec reads as another keyword, which params= finds in its call"
+    )

@@ -119,8 +119,9 @@ assume Sq == Sk
 """
 
 
-def test_images_of_gemma_3_with_a_dict_of_none() -> None:
-    """Tokens of an image attend to each other: a union, which is refused; what the message says works."""
+def test_images_of_gemma_3() -> None:
+    """Tokens of an image attend to each other, by the adapter's own kernels, and by a spec of one's own where the model
+    makes no mask."""
     text = {**SHAPE, "sliding_window": WINDOW, "query_pre_attn_scalar": 16}
     text["layer_types"] = ["sliding_attention", "full_attention"]
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -141,6 +142,16 @@ def test_images_of_gemma_3_with_a_dict_of_none() -> None:
         return model(**inputs, **more).logits
 
     expected = outputs_and_gradients(model, run)
+    register("attngen_images")
+    model.set_attn_implementation({"text_config": "attngen_images"})
+    assert_close(outputs_and_gradients(model, run), expected)
+    padded = {**inputs, "attention_mask": torch.ones_like(ids)}
+    padded["attention_mask"][1, :3] = 0
+    written: list[Tensor] = []
+    for name in ("eager", "attngen_images"):
+        model.set_attn_implementation({"text_config": name})
+        written.append(model.generate(**padded, max_new_tokens=4, do_sample=False))
+    assert torch.equal(*written)
     register(
         "own_images",
         IMAGES,
@@ -148,13 +159,6 @@ def test_images_of_gemma_3_with_a_dict_of_none() -> None:
         target="torch",
     )
     model.set_attn_implementation({"text_config": "own_images"})
-    with pytest.raises(UsageError) as refused:
-        run(model)
-    assert str(refused.value).endswith(
-        f"which attngen does not know; {OTHER}, or a spec of your own that computes the mask: pass attention_mask="
-        "{'full_attention': None, 'sliding_attention': None}, so that the model makes none, and what the spec reads "
-        "as another keyword, which params= finds in its call"
-    )
     nothing = {"full_attention": None, "sliding_attention": None}
     assert_close(outputs_and_gradients(model, lambda m: run(m, attention_mask=nothing, image=image)), expected)
 
