@@ -14,8 +14,7 @@ torchtitan itself is not needed. A model of torchtitan's holds it inside a modul
             return self.inner(*operands, **keywords)
 
 q (T, Hq, D), k (T, Hkv, D), v (T, Hkv, Dv) hold the tokens of all documents, one after the other, and the metadata says
-where each begins. torchtitan 0.3.0 passes (B, L, N, H): flatten the first two axes in `forward`, and unflatten the
-result.
+where each begins. Release 0.3.0 passes them by rows, (B, L, H, D), and gets the result by rows.
 """
 
 from __future__ import annotations
@@ -103,25 +102,26 @@ class VarlenAttention(nn.Module):
         out_transform: Callable[[Tensor, Tensor], Tensor] | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """The output (T, Hq, Dv), or what `out_transform` makes of it and of lse (T, Hq).
+        """The output (T, Hq, Dv), or what `out_transform` makes of it and of lse (T, Hq); by rows, (B, L, Hq, Dv) and
+        (B, L, Hq), where the operands come so.
 
         The metadata is `attention_metadata`, in older releases `attention_masks`. Other keywords are params of the
         spec; `enable_gqa` goes without saying. Inside `attngen.distributed.context_parallel_region` tensors have the
         rows of one rank, and the region says where documents begin.
         """
-        _check_packed(q=q_THK, k=k_THK, v=v_THV)
+        rows, operands = _packed(q=q_THK, k=k_THK, v=v_THV)
         given = {name: value for name, value in kwargs.items() if name != "enable_gqa" and value is not None}
         params = {**self.constants, **dict(self.named_parameters()), **dict(self.named_buffers()), **given}
         arguments = {"scale": scale, "return_lse": out_transform is not None, **params}
         region = current_region()
         if region is None:
             metadata = attention_masks if attention_metadata is None else attention_metadata
-            found: Any = self._varlen((q_THK, k_THK, v_THV), metadata, arguments)
+            found: Any = self._varlen(operands, metadata, arguments)
         else:
-            found = region(self.kernel, q_THK, k_THK, v_THV, **arguments)
-        if out_transform is None:
-            return found
-        return out_transform(found[0], found[1].mT)
+            found = region(self.kernel, *operands, **arguments)
+        out, *lse = found if out_transform is not None else (found,)
+        results = [x if rows is None else x.unflatten(0, rows) for x in (out, *(x.mT for x in lse))]
+        return results[0] if out_transform is None else out_transform(*results)
 
     def _varlen(
         self, operands: tuple[Tensor, Tensor, Tensor], metadata: Metadata | None, arguments: Mapping[str, Any]
@@ -141,17 +141,17 @@ class VarlenAttention(nn.Module):
         )
 
 
-def _check_packed(**operands: Tensor) -> None:
+def _packed(**operands: Tensor) -> tuple[tuple[int, int] | None, tuple[Tensor, Tensor, Tensor]]:
+    """How many rows there are, of how many tokens, where tensors come by rows; and the tokens of all."""
+    wanted = operands["q"].dim()
     for name, x in operands.items():
-        shape = tuple(x.shape)
-        if len(shape) == 4:
-            raise UsageError(
-                f"{name} has shape {shape}, (B, L, N, H), as torchtitan 0.3.0 passes it; attngen takes the tokens of "
-                "all rows, (T, N, H). In the module that holds this one, pass q.flatten(0, 1), k.flatten(0, 1) and "
-                f"v.flatten(0, 1), and return out.unflatten(0, {shape[:2]})"
-            )
-        if len(shape) != 3:
-            raise UsageError(f"{name} has shape {shape}, and must be (T, N, H): tokens, heads, head dim")
+        if x.dim() != wanted or wanted not in (3, 4):
+            shapes = "(T, N, H): tokens, heads, head dim, or (B, L, N, H) as q, k and v alike"
+            raise UsageError(f"{name} has shape {tuple(x.shape)}, and must be {shapes}")
+    q, k, v = operands.values()
+    if wanted == 3:
+        return None, (q, k, v)
+    return (q.shape[0], q.shape[1]), (q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
 
 
 def _windowed(window_size: tuple[int, int]) -> Choice:

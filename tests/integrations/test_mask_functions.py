@@ -145,7 +145,7 @@ def test_known_while_torch_compile_traces(name: str) -> None:
 UNKNOWN: dict[str, tuple[Callable[..., Any], str]] = {
     "spans of two kinds": (
         hf.or_masks(hf.causal_mask_function, hf.blockwise_overlay(IDS), hf.blockwise_overlay(SPANS)),
-        XX,
+        r"`\(\(\(k <= q\) \| .* >= 0\)\)\) \| ",
     ),
     "spans in chunks": (
         hf.and_masks(hf.or_masks(hf.causal_mask_function, hf.blockwise_overlay(IDS)), hf.chunked_overlay(4, START)),

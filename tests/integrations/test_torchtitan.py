@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import pytest
@@ -94,21 +95,27 @@ def test_a_spec_of_ones_own_with_a_trained_param() -> None:
 
 
 def test_rows_of_torchtitan_0_3() -> None:
-    """4-D tensors are refused; what the message says works. The metadata counts the tokens of all rows."""
+    """That release passes (B, L, N, H), whose results come so. The metadata counts the tokens of all rows."""
     attention = VarlenAttention(target=TARGET)
-    q, k, v = operands()
+    q, k, v = operands(requires_grad=True)
     rows = [x.unflatten(0, (2, 10)) for x in (q, k, v)]
-    with pytest.raises(UsageError) as refused:
-        attention(*rows, attention_masks=metadata())
-    assert str(refused.value) == (
-        "q has shape (2, 10, 4, 16), (B, L, N, H), as torchtitan 0.3.0 passes it; attngen takes the tokens of all "
-        "rows, (T, N, H). In the module that holds this one, pass q.flatten(0, 1), k.flatten(0, 1) and "
-        "v.flatten(0, 1), and return out.unflatten(0, (2, 10))"
-    )
-    out = attention(*(x.flatten(0, 1) for x in rows), attention_masks=metadata()).unflatten(0, (2, 10))
-    assert_close(out.flatten(0, 1).double(), dense(q, k, v, (-1, 0))[0])
-    with pytest.raises(UsageError, match=r"k has shape \(20, 32\), and must be \(T, N, H\): tokens, heads, head dim"):
-        attention(q, k.flatten(1), v, attention_masks=metadata())
+    out = attention(*rows, attention_masks=metadata(), enable_gqa=True)
+    expected, lse = dense(q, k, v, (-1, 0))
+    assert out.shape == (2, 10, 4, 16)
+    assert_close(out.flatten(0, 1).double(), expected)
+    pairs = zip(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (out, expected)), strict=True)
+    for ours, theirs in pairs:
+        assert_close(ours, theirs)
+    found = attention(*rows, attention_masks=metadata(), out_transform=lambda out, lse: out * 0 + lse[..., None])
+    assert_close(found[..., 0].flatten(0, 1).double(), lse)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("k", (20, 32)), ("v", (2, 10, 2, 16)), ("q", (20, 4, 4, 4, 1))])
+def test_tensors_of_other_dimensions(name: str, shape: tuple[int, ...]) -> None:
+    given = dict(zip("qkv", operands(), strict=True)) | {name: torch.zeros(shape)}
+    wanted = r"\(T, N, H\): tokens, heads, head dim, or \(B, L, N, H\) as q, k and v alike"
+    with pytest.raises(UsageError, match=rf"{name} has shape {re.escape(str(shape))}, and must be {wanted}"):
+        VarlenAttention(target=TARGET)(*given.values(), attention_masks=metadata())
 
 
 def test_mistakes() -> None:
