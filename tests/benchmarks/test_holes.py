@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import grouped  # noqa: E402
 import holes  # noqa: E402
+import rows_of_holes  # noqa: E402
 
 import attngen  # noqa: E402
 
@@ -162,10 +163,14 @@ def test_a_dry_run_is_right_and_names_its_commit(tmp_path: Path) -> None:
     (cell,) = found["cells"]
     assert cell["contenders"]["attngen"]["right"] and cell["contenders"]["attngen"]["backward"]["ms"] > 0
     assert cell["pairs"] == sum(q // 4 + 1 for q in range(64))
-    assert (
-        set(found["kernels"]) == set(holes.SPECS) and found["commit"] == (tmp_path / "commit.txt").read_text().strip()
-    )
-    assert "strided:1x64:2/2:16" in shown
+    assert set(found["kernels"]) == {*holes.SPECS, *rows_of_holes.SPECS}
+    assert found["commit"] == (tmp_path / "commit.txt").read_text().strip() and "strided:1x64:2/2:16" in shown
+
+    rows = (*dry[:-1], "rollouts", "--sequences")
+    run(*rows, "-o", str(output.with_name("rows.json")))
+    (cell,) = json.loads(output.with_name("rows.json").read_text())["cells"]
+    assert [*cell["contenders"]] == ["attngen", "dense, rows", "packed", "lengths", "pieces"]
+    assert all(made["right"] and made["backward"]["ms"] > 0 for made in cell["contenders"].values())
 
 
 def test_processes_take_turns(tmp_path: Path) -> None:
