@@ -311,3 +311,45 @@ def test_a_list_is_read_inside_its_tensor() -> None:
     assert not proof.refuted and not proof.unknown and not proof.needs
     claims = [c for s in proof.shown for c in s.claims if c.subject == "k in t[q - 3]"]
     assert any("every list" in c.sentence for c in claims)
+
+
+# ---------------------------------------------------------------- lists that each query has by itself
+
+LISTS = {
+    "blocks": ("k // 16", lambda at: at // 16),
+    "moved": ("(k + 5 - Hkv) // 8", lambda at: (at + 3) // 8),
+    "below 0": ("(k - 40) // 16", lambda at: (at - 40) // 16),
+    "small": ("k // 4", lambda at: at // 4),
+    "pairs": ("k - 3 + 0 * q", lambda at: at - 3),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_of_each_query(name: str, target: str) -> None:
+    """Numbers of blocks are looked for once a list; others for each pair."""
+    member, number = LISTS[name]
+    text = f"attention a\nparam chosen: int[B, Hkv, Sq, n]\nmask = causal and {member} in chosen[b, hkv, q]\n"
+    kernel = attngen.compile(text, target, tile=(16, 32))
+    if target == "triton":
+        assert ("rows.listed_block(" in kernel.source) == (name in ("blocks", "moved", "below 0"))
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.randint(-3, 12, (2, 2, 60, 5), generator=generator)
+    q, k, v = (torch.randn(2, h, n, 16, generator=generator) for h, n in ((4, 60), (2, 75), (2, 75)))
+    at = torch.arange(75)
+    there = (chosen[..., None] == number(at)).any(-2) & (number(at) >= 0) & (at <= 15 + torch.arange(60)[:, None])
+    allowed = there.repeat_interleave(2, 1)
+
+    def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+        return (q @ k.mT / 4).masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num() @ v
+
+    torch.testing.assert_close(call(kernel, q, k, v, chosen=chosen), dense(q, k, v), rtol=1e-4, atol=1e-5)
+    if target == "triton":
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        found = (
+            torch.autograd.grad(f(*leaves).square().sum(), leaves)
+            for f in (lambda *given: kernel(*given, chosen=chosen), dense)
+        )
+        for mine, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)

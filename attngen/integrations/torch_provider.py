@@ -56,6 +56,8 @@ def activate(device: str = "CUDA") -> Handle:
     """Puts attngen in the place of PyTorch's kernels for this kind of device, until `remove()` of the handle."""
     library: Any = torch.library.Library("aten", "IMPL")
     for name, function in _FUNCTIONS.items():
+        if not hasattr(torch.ops.aten, name):  # results in a place of one's own, before PyTorch 2.12
+            continue
         library.impl(name, _operator(name, device, function), device, with_keyset=True, allow_override=True)
     return Handle(library)
 

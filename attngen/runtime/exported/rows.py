@@ -225,6 +225,15 @@ def listed(value, lists, exists, size, stride):
     return found & (value >= 0)
 
 
+@triton.jit
+def listed_block(value, first, lists, exists, size, stride, BLOCK: tl.constexpr):
+    """The same of the numbers of a tile's blocks, of BLOCK keys each, from `first` on: looked for once a list."""
+    found = (lists.to(tl.int64) == 0) & (value != value)
+    for n in tl.static_range((value.shape[0] * value.shape[1] - 1) // BLOCK + 2):
+        found |= listed(first + n, lists, exists, size, stride) & (value == first + n)
+    return found
+
+
 # ---------------------------------------------------------------- functions of numbers
 
 

@@ -205,12 +205,15 @@ class Printer:
             return None
 
         def corner(highest: bool) -> str:
-            names = {bound: name for bound, name in self.names.items() if not reads(bound, "q", "k", "qk")}
-            for s, rises in (("q", found.rises_in_q), ("k", found.rises_in_k)):
-                names[Symbol(s, Type.INT)] = f"{s}{int(rises == highest)}"
-            return replace(self, names=names).text(e.indices[found.axis])
+            q, k = (f"{s}{int(rises == highest)}" for s, rises in (("q", found.rises_in_q), ("k", found.rises_in_k)))
+            return self._at(k, e.indices[found.axis], q)
 
         return found.axis, corner(highest=False), corner(highest=True)
+
+    def _at(self, k: str, e: Expr, q: str = "") -> str:
+        """The text of an int at one key, and one query."""
+        names = {bound: name for bound, name in self.names.items() if not reads(bound, "q", "k", "qk")}
+        return replace(self, names={**names, Symbol("q", Type.INT): q, Symbol("k", Type.INT): k}).text(e)
 
     def stored(self, e: Load) -> str:
         """The dtype of an element, once it is loaded."""
@@ -233,7 +236,11 @@ class Printer:
             member = self.text(e.member)
             if level_of(e.member) is Level.HEAD:  # perhaps a constant of the kernel, which has no dtype
                 member = f"tl.cast({member}, tl.int64)"
-            return atom(f"rows.listed({member}, {pointer} + {self.offset(e)}, {exists}, {size}, {stride})")
+            lists = f"{pointer} + {self.offset(e)}, {exists}, {size}, {stride}"
+            block = _block(e)
+            if block is not None:
+                return atom(f"rows.listed_block({member}, {self._at('k0', e.member)}, {lists}, {block})")
+            return atom(f"rows.listed({member}, {lists})")
         corners = None if guards else self._corners(e)
         mask = f", mask={' & '.join(guards)}, other=0" if guards else ""
         text = f"tl.load({pointer} + {self.offset(e)}{mask})"
@@ -253,6 +260,31 @@ class Printer:
                 return atom(text)  # as stored: 32 or 64 bits
             case Type.BOOL:
                 return atom(f"({text} != 0)")
+
+
+_LEAST_BLOCK = 8
+"""Keys of a block, for which its number is looked for once: a tile has fewer of such numbers than of keys."""
+
+
+def _block(e: Load) -> int | None:
+    """How many keys have one number, where it is whether a query's list holds the number of a key's block."""
+    m = e.member
+    if not (isinstance(m, Apply) and m.op is Op.FLOORDIV and isinstance(m.args[1], Literal)):
+        return None
+    keys = int(m.args[1].value)
+    own = max(level_of(i) for i in e.indices) is Level.ROW
+    return keys if own and keys >= _LEAST_BLOCK and _counts_keys(m.args[0]) else None
+
+
+def _counts_keys(e: Expr) -> bool:
+    """Whether it is the key, moved by what a head decides."""
+    if e == Symbol("k", Type.INT):
+        return True
+    if not (isinstance(e, Apply) and e.op in (Op.ADD, Op.SUB)):
+        return False
+    a, b = e.args
+    sides = ((a, b), (b, a)) if e.op is Op.ADD else ((a, b),)
+    return any(_counts_keys(one) and level_of(other) is Level.HEAD for one, other in sides)
 
 
 def _literal(e: Literal) -> tuple[str, int]:
