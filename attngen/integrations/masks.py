@@ -37,6 +37,8 @@ class Mask:
     """Whether the first stored key is not the sequence's first: the cache of a sliding layer drops keys."""
     cached: bool
     """Whether stored keys may stand before the first query."""
+    ended: bool
+    """Whether the last query is known to be at the last stored key, as with a growing cache, or no pair asks for it."""
     lengths: dict[str, Tensor]
     """`q_start`, `q_stop`, `k_start`, `k_stop`, (batch,) int32 each; empty where each batch row is a whole sequence."""
     cu_seqlens: Tensor | None
@@ -74,6 +76,7 @@ class Mask:
             shape=self.shape,
             dropped=self.dropped,
             cached=self.cached,
+            ended=self.ended,
             lengths={name: tensor.to(device) for name, tensor in self.lengths.items()},
             cu_seqlens=None if self.cu_seqlens is None else self.cu_seqlens.to(device),
             params={name: tensor.to(device) for name, tensor in self.params.items()},
@@ -150,7 +153,9 @@ def _in_region(
         params["first"] = torch.zeros(count, dtype=torch.int32, device=device)
     choice = Choice(before=pattern.before, after=pattern.after, chunk=pattern.chunk)
     shape = sizes[0], 1, *sizes[1:]
-    return Mask(choice=choice, shape=shape, dropped=False, cached=False, lengths={}, cu_seqlens=None, params=params)
+    return Mask(
+        choice=choice, shape=shape, dropped=False, cached=False, ended=True, lengths={}, cu_seqlens=None, params=params
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +181,7 @@ class _Rows:
                 f"a window of keys on both sides needs the last query at the last of {self.kv_length} keys: generate "
                 "with a growing cache, or use another attn_implementation for this model"
             )
-        whole = whole and not self.steady
+        ended, whole = whole, whole and not self.steady
         start, stop, full = self._stretch(padding)
         if not (whole and full):
             k_start = (start - self.kv_offset).clamp(0, self.kv_length)
@@ -196,7 +201,7 @@ class _Rows:
         if pattern.spans is not None:
             own = pattern.spans[:, self.kv_offset : self.kv_offset + self.kv_length]
             params["span"] = own.expand(self.batch, -1).int()
-        return self._mask(pattern, lengths=lengths, params=params)
+        return self._mask(pattern, lengths=lengths, params=params, ended=ended)
 
     def _stretch(self, padding: Tensor | None) -> tuple[Tensor, Tensor, bool]:
         """The first position of each batch row that is not padding, one past the last, and whether all are none."""
@@ -251,6 +256,7 @@ class _Rows:
         lengths: dict[str, Tensor] | None = None,
         cu_seqlens: Tensor | None = None,
         documents: bool = False,
+        ended: bool = True,
     ) -> Mask:
         return Mask(
             choice=Choice(
@@ -264,6 +270,7 @@ class _Rows:
             shape=(self.batch, 1, self.q_length, self.kv_length),
             dropped=self.kv_offset > 0,
             cached=isinstance(self.q_offset, Tensor) or self.q_offset > 0,
+            ended=ended,
             lengths=lengths or {},
             cu_seqlens=cu_seqlens,
             params=params,

@@ -19,7 +19,9 @@ class Choice:
     A query sees its own key, `before` keys before it and `after` keys after it; None stands for all. `chunk` allows
     pairs within one chunk of that many positions. `spans`: tokens of one span see each other whatever these say,
     but none more than `reach` keys before its own.
-    `documents` takes ids of tokens instead of packed tensors.
+    `documents` takes ids of tokens instead of packed tensors. `bias` is added to the score of each pair, as T5 has it.
+    `block`: each query has a list of blocks of that many keys, which it sees alone. Both are read by the rows of dense
+    calls, where `kept` says which keys are not padding.
     """
 
     before: int | None = None
@@ -31,6 +33,9 @@ class Choice:
     sinks: bool = False
     dropout: bool = False
     documents: bool = False
+    bias: bool = False
+    block: int | None = None
+    kept: bool = False
 
     @property
     def causal(self) -> bool:
@@ -51,6 +56,9 @@ class Choice:
             "sinks": self.sinks,
             "dropout": self.dropout,
             "documents": self.documents,
+            "bias": self.bias,
+            "blocks": self.block,
+            "kept": self.kept,
         }
         return "_".join(["causal" if self.causal else "full", *(part for part, chosen in parts.items() if chosen)])
 
@@ -79,13 +87,23 @@ class Choice:
         if self.documents:
             params.append("param ids: int[B, Sk]  # which document a token belongs to")
             mask.append("same_document(ids)")
+        if self.block is not None:
+            params.append("param chosen: int[B, Hkv, Sq, n]  # numbers of blocks; below 0 is none")
+            mask.append(f"k // {self.block} in chosen[b, hkv, q]")
+        if self.kept:
+            params.append("param kept: bool[B, Sk]  # false for padding")
+            mask.append("kept[b, k]")
+        if self.bias:
+            params.append("param bias: f32[B, Hq, Sq, Sk]")
         if self.sinks:
             params.append("param sink: f32[Hq]")
         if self.dropout:
             params.append("param p: f32 where 0 <= p < 1")
         lines = [f"attention {self.name()}", *params]
+        score = "qk * scale + bias[b, h, q, k]" if self.bias else "qk * scale"
         if self.softcap is not None:
-            lines.append(f"score = softcap(qk * scale, {float(self.softcap)!r})")
+            score = f"softcap({score}, {float(self.softcap)!r})"
+        lines.append(f"score = {score}")
         lines.append(f"mask = {' and '.join(mask) or 'true'}")
         if self.sinks:
             lines.append("normalizer = softmax(sink = sink[h])")

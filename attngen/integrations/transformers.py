@@ -35,7 +35,10 @@ from attngen.integrations.specs import Choice, compiled
 Call = Mapping[str, Any]
 Params = Callable[[torch.nn.Module, Call], Mapping[str, Any]]
 
-CARRIED = ("sliding_window", "softcap", "s_aux")
+TABLES = ("position_bias", "block_indices")
+"""Keywords of a call that have something for each query of a batch row."""
+
+CARRIED = ("sliding_window", "softcap", "s_aux", *TABLES)
 """Keywords of a call that change its result, and that a spec of one's own gets through `params` alone."""
 
 READ = frozenset(
@@ -135,6 +138,10 @@ class _Attention:
         region = current_region()
         if region is None:
             mask = _packed_by_call(mask, call, query.device)
+        if self.own is None:
+            mask = _by_rows(
+                mask, module, call, (sizes[0], query.shape[1], key.shape[1], *sizes[2:]), region is not None
+            )
         kernel, params = self._kernel(module, query, mask, call)
         if "lengths" not in targets.named(kernel.target).geometries and (mask.lengths or mask.cu_seqlens is not None):
             raise UsageError(
@@ -230,7 +237,9 @@ def _without_mask(module: torch.nn.Module, call: Call, sizes: tuple[int, int, in
         )
     choice = Choice(before=None if window is None else window - 1, after=0 if causal else None)
     cached = causal and queries < keys
-    return Mask(choice=choice, shape=sizes, dropped=False, cached=cached, lengths={}, cu_seqlens=None, params={})
+    return Mask(
+        choice=choice, shape=sizes, dropped=False, cached=cached, ended=True, lengths={}, cu_seqlens=None, params={}
+    )
 
 
 def _packed_by_call(mask: Mask, call: Call, device: torch.device) -> Mask:
@@ -255,6 +264,54 @@ def _packed_by_call(mask: Mask, call: Call, device: torch.device) -> Mask:
     cu_seqlens = torch.as_tensor(offsets, dtype=torch.int32, device=device)
     params = {} if mask.choice.chunk is None else {"first": torch.zeros_like(cu_seqlens[1:])}
     return replace(mask, choice=replace(mask.choice, documents=False), cu_seqlens=cu_seqlens, params=params)
+
+
+def _by_rows(
+    mask: Mask, module: torch.nn.Module, call: Call, sizes: tuple[int, int, int, int, int], in_region: bool
+) -> Mask:
+    """The mask with the tables of a call that has some, which dense calls read by rows: padding becomes bools.
+
+    `sizes` are the batch, the query and key heads, the queries and the keys.
+    """
+    tables = {name: call[name] for name in TABLES if call.get(name) is not None}
+    if not tables:
+        return mask
+    batch, heads, kv_heads, queries, keys = sizes
+    what = ", ".join(f"{name}={_described(table)}" for name, table in tables.items())
+    choice, params = mask.choice, dict(mask.params)
+    others = {
+        "a region of context parallelism": in_region,
+        "packed sequences": mask.cu_seqlens is not None and not choice.documents,
+        "chunks": choice.chunk is not None,
+        "spans, such as images": choice.spans,
+        "a soft cap": bool(call.get("softcap")),
+        "a static cache": not mask.ended,
+    }
+    other = next((name for name, found in others.items() if found), None)
+    if other is not None:
+        raise UsageError(f"{what} with {other}: not in attngen yet; use another attn_implementation")
+    bias, chosen = tables.get("position_bias"), tables.get("block_indices")
+    if bias is not None:
+        if not isinstance(bias, Tensor) or tuple(bias.shape) not in {(n, heads, queries, keys) for n in (1, batch)}:
+            raise UsageError(f"{what}: attngen takes a tensor {[batch, heads, queries, keys]}, or one of batch 1")
+        params["bias"] = bias
+        choice = replace(choice, bias=True)
+    if chosen is not None:
+        size = getattr(getattr(module, "indexer", None), "block_size", None)
+        if not isinstance(chosen, Tensor) or chosen.ndim != 4 or chosen.shape[::2] != (batch, queries):
+            raise UsageError(f"{what}: attngen takes a tensor {[batch, kv_heads, queries, 'numbers of blocks']}")
+        if kv_heads % chosen.shape[1] or not isinstance(size, int):
+            raise UsageError(
+                f"{what}: attngen takes lists of groups of the {kv_heads} key heads, and the keys of a block from "
+                "module.indexer.block_size"
+            )
+        params["chosen"] = chosen.repeat_interleave(kv_heads // chosen.shape[1], 1).int()
+        choice = replace(choice, block=size)
+    if mask.lengths:
+        key = torch.arange(keys, device=mask.lengths["k_start"].device)
+        params["kept"] = (key >= mask.lengths["k_start"][:, None]) & (key < mask.lengths["k_stop"][:, None])
+        choice = replace(choice, kept=True)
+    return replace(mask, choice=choice, lengths={}, params=params)
 
 
 def _in_region(region: OpenRegion, kernel: Kernel, operands: tuple[Tensor, Tensor, Tensor], arguments: Call) -> Tensor:

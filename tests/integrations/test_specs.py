@@ -15,7 +15,14 @@ CHOICES = [
         ((None, 0), (4, 0), (None, None), (5, 5)), (None, 4), (None, 2.0), (False, True), (False, True)
     )
     if chunk is None or after == 0
-] + [Choice(before=before, after=after) for before, after in ((3, None), (None, 2), (0, 2), (3, 1))]
+]
+CHOICES += [Choice(before=before, after=after) for before, after in ((3, None), (None, 2), (0, 2), (3, 1))]
+CHOICES += [
+    Choice(bias=True),
+    Choice(before=4, bias=True, kept=True, sinks=True),
+    Choice(after=None, bias=True),
+    Choice(block=4, kept=True),
+]
 
 
 def formula(
@@ -36,9 +43,16 @@ def formula(
     if choice.documents:
         allowed = allowed & (params["ids"][:, :, None] == params["ids"][:, None])
     scores = q.double() @ k.double().mT / q.shape[3] ** 0.5
+    if choice.bias:
+        scores = scores + params["bias"]
+    if choice.kept:
+        allowed = allowed & params["kept"][:, None]
+    if choice.block is not None:
+        block = key // choice.block
+        allowed = allowed[:, None] & (params["chosen"][..., None] == block).any(-2)
     if choice.softcap is not None:
         scores = choice.softcap * (scores / choice.softcap).tanh()
-    scores = scores.masked_fill(~allowed[:, None], -torch.inf)
+    scores = scores.masked_fill(~(allowed if allowed.ndim == 4 else allowed[:, None]), -torch.inf)
     if choice.sinks:
         sink = params["sink"].double()[None, :, None, None].expand(*scores.shape[:3], 1)
         return torch.cat([scores, sink], -1).softmax(-1)[..., :-1] @ v.double()
@@ -59,7 +73,13 @@ def test_choice(choice: Choice) -> None:
         params["first"] = torch.tensor([0, 3], dtype=torch.int32)
     if choice.documents:
         params["ids"] = torch.tensor([[0] * 6 + [1] * 7, [0] * 13], dtype=torch.int32)
-    expected = formula(choice, q, k, v, params)
+    if choice.bias:
+        params["bias"] = torch.randn(1, 2, queries, keys)
+    if choice.block is not None:
+        params["chosen"] = torch.randint(-1, 4, (2, 2, queries, 2), dtype=torch.int32)
+    if choice.kept:
+        params["kept"] = torch.rand(2, keys) < 0.5
+    expected = formula(choice, q, k, v, params).nan_to_num()
     found = compiled(choice, "torch")(q, k, v, **params)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 

@@ -148,7 +148,17 @@ def attend(*, queries: int = 6, keys: int = 6, name: str = "attngen", mask: Any 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ({"position_bias": torch.zeros(1)}, r"position_bias=a tensor \[1\] .* unknown to attngen"),
+        ({"position_bias": torch.zeros(1)}, r"position_bias=a tensor \[1\]: attngen takes a tensor \[2, 2, 6, 6\]"),
+        ({"block_indices": torch.zeros(2, 2, 5, 1)}, "takes a tensor \\[2, 2, 6, 'numbers of blocks'\\]"),
+        ({"block_indices": torch.zeros(2, 2, 6, 1)}, "the keys of a block from module.indexer.block_size"),
+        ({"indices": torch.zeros(2, 6, 4)}, r"indices=a tensor \[2, 6, 4\] .* unknown to attngen"),
+        ({"position_bias": torch.zeros(1, 2, 6, 6), "softcap": 3.0}, r"position_bias=.* with a soft cap: not in"),
+        ({"position_bias": torch.zeros(2, 2, 6, 6), "mask": make(2, 6, 6, torch.tensor(0))}, "with a static cache"),
+        (
+            {"position_bias": torch.zeros(2, 2, 6, 6), "cu_seq_lens_q": torch.tensor([0, 12])},
+            "with packed sequences",
+        ),
+        ({"colour": torch.zeros(1)}, r"colour=a tensor \[1\] .* unknown to attngen"),
         ({"output_attentions": True}, "output_attentions=True .* unknown"),
         ({"cache": object()}, "no continuous batching"),
         ({"mask": torch.zeros(2, 1, 6, 6)}, r"attention_mask is a tensor \[2, 1, 6, 6\]; attngen takes 2-D"),
@@ -255,6 +265,7 @@ def test_target_torch_says_what_padding_needs() -> None:
     [
         ({"softcap": 3.0}, "softcap=3.0, and nothing hands it to your spec: pass params="),
         ({"s_aux": torch.zeros(2)}, r"s_aux=a tensor \[2\], and nothing"),
+        ({"position_bias": torch.zeros(1, 2, 6, 6)}, r"position_bias=a tensor \[1, 2, 6, 6\], and nothing"),
         ({"dropout": 0.1}, "dropout=0.1, and nothing"),
         (
             {"mask": make(2, 6, 6, mask_function=hf.sliding_window_causal_mask_function(4))},

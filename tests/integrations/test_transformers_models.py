@@ -57,6 +57,70 @@ def test_moonshine_passes_is_causal_false_beside_a_causal_mask() -> None:
     assert_close(*both(moonshine(), lambda m: outputs_and_gradients(m, run), "attngen_models"))
 
 
+def t5() -> Any:
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 32, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
+    config = hf.T5Config(vocab_size=50, relative_attention_num_buckets=8, decoder_start_token_id=0, **sizes)
+    torch.manual_seed(0)
+    model = sharp(hf.T5ForConditionalGeneration._from_config(config, attn_implementation="eager"))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(("q.weight", "k.weight")):
+                weight *= 0.25  # T5 does not scale its scores
+    return model
+
+
+def trained(model: Any, loss: Any, learned: str) -> None:
+    """Three steps of a model with attngen's attention end where three steps with its own do; `learned` moves."""
+
+    def steps(model: Any) -> dict[str, Tensor]:
+        model.load_state_dict(weights)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        losses: list[Tensor] = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            losses.append(loss(model))
+            losses[-1].backward()
+            optimizer.step()
+        return {"losses": torch.stack(losses).detach(), **{k: v.clone() for k, v in model.state_dict().items()}}
+
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    ours, theirs = both(model, steps, "attngen_models")
+    assert_close(ours, theirs)
+    moved = [(theirs[name] - weights[name]).abs().max() for name in weights if learned in name]
+    assert len(moved) == 2
+    assert min(moved) > 1e-4
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_t5_trains_with_its_position_bias(padded: bool) -> None:
+    """A learned bias, which all layers share, with padding after the text and before it."""
+    real, labels = torch.ones(2, 14, dtype=torch.long), tokens(2, 9)
+    if padded:
+        real[0, 10:] = real[1, :3] = 0
+        labels[0, 6:] = -100
+    trained(t5(), lambda m: m(tokens(2, 14), attention_mask=real, labels=labels).loss, "relative_attention_bias")
+
+
+def test_gpt_oss_trains_with_its_sinks() -> None:
+    model = tiny("gpt_oss")
+    trained(model, lambda m: m(tokens(), labels=tokens()).loss, "sinks")
+
+
+def test_t5_generates() -> None:
+    real = torch.ones(2, 14, dtype=torch.long)
+    real[1, 9:] = 0
+
+    def run(model: Any) -> Tensor:
+        return model.generate(tokens(2, 14), attention_mask=real, max_new_tokens=8, do_sample=False)
+
+    model = t5()
+    ours, theirs = both(model, run, "attngen_models")
+    assert torch.equal(ours, theirs)
+    model.set_attn_implementation("attngen_models")
+    with pytest.raises(UsageError, match=r"position_bias=a tensor .* with a static cache: not in attngen yet"):
+        model.generate(tokens(2, 14), max_new_tokens=8, do_sample=False, cache_implementation="static")
+
+
 @pytest.mark.parametrize("padded", [False, True])
 def test_gemma_3_with_bidirectional_attention(padded: bool) -> None:
     """EmbeddingGemma: `or_masks` of the causal masks with all pairs, and with a window on both sides."""
@@ -83,6 +147,63 @@ def test_a_window_on_both_sides_needs_the_last_query_at_the_last_key() -> None:
     """Keys past the last query would be left out."""
     with pytest.raises(UsageError, match="on both sides needs the last query at the last of 9 keys"):
         make(2, 6, 9, mask_function=sliding_window_bidirectional_mask_function(4))
+
+
+def minimax_m3() -> Any:
+    """Layers with and without an indexer, which chooses 2 blocks of 4 keys for each query and group of heads."""
+    shape = {**SHAPE, "rotary_dim": 8, "dense_intermediate_size": 32, "shared_intermediate_size": 32}
+    index = {"index_n_heads": 2, "index_head_dim": 8, "index_block_size": 4, "index_topk_blocks": 2}
+    kinds = {"layer_types": ["minimax_m3_sparse", "full_attention"], "mlp_layer_types": ["dense", "dense"]}
+    torch.manual_seed(0)
+    text = hf.MiniMaxM3VLTextConfig(**shape, **index, **kinds)
+    return sharp(hf.models.minimax_m3_vl.MiniMaxM3VLTextModel._from_config(text, attn_implementation="eager"))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_blocks_chosen_for_each_query(padded: bool) -> None:
+    real = torch.ones(2, 20, dtype=torch.long)
+    if padded:
+        real[0, 17:] = real[1, :3] = 0
+
+    def run(model: Any) -> Tensor:
+        return model(tokens(), attention_mask=real).last_hidden_state * real[..., None]
+
+    model = minimax_m3()
+    ours, theirs = both(model, lambda m: outputs_and_gradients(m, run), "attngen_models")
+    assert_close(ours, theirs)
+    for layer in model.layers:
+        layer.self_attn.indexer = None
+    assert (run(model) - theirs["output"]).abs().max() > 0.1
+
+    def steps(model: Any) -> Tensor:
+        """A prompt, and one step for each other token."""
+        cache = hf.DynamicCache(config=model.config)
+        pieces, stop = [], 0
+        for ids in tokens().split([17, 1, 1, 1], dim=1):
+            stop += ids.shape[1]
+            pieces.append(model(ids, attention_mask=real[:, :stop], past_key_values=cache).last_hidden_state)
+        return torch.cat(pieces, dim=1) * real[..., None]
+
+    with torch.no_grad():
+        assert_close(*both(minimax_m3(), steps, "attngen_models"))
+
+
+@pytest.mark.parametrize("kind", ["t5", "minimax_m3"])
+def test_tables_of_rows_under_torch_compile(kind: str) -> None:
+    """One graph. `position_ids` might pack sequences, which tracing cannot see, so the ids of tokens are compared."""
+    ids, labels = tokens(2, 14), tokens(2, 9)
+    model = t5() if kind == "t5" else minimax_m3()
+    given = {"labels": labels} if kind == "t5" else {}
+
+    def loss(model: Any) -> Tensor:
+        found = model(ids, use_cache=False, **given)
+        return found.loss if given else found.last_hidden_state.square().mean()
+
+    expected = gradients(model, loss)
+    model.set_attn_implementation("attngen_models")
+    torch._dynamo.reset()
+    run = torch.compile(lambda: loss(model), fullgraph=True, backend="aot_eager")
+    assert_close(gradients(model, lambda _: run()), expected)
 
 
 # ---------------------------------------------------------------- masks that attngen does not make
