@@ -341,7 +341,7 @@ def _rows(kernel: Planned, rows: Rows, case: Case, data: Mapping[str, Any]) -> d
 
 def _hull(test: DataTest, env: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """For each row, from the first to the last key for which the test holds: a row's value is sought among the keys'
-    values in order, each with the first and the last key that has it, or has one as great (`<=`)."""
+    values in order, each with the first and the last key that has it (`==`), or one that the test holds for."""
     row, col = (evaluate(e, env, data, np.float32) for e in (test.row, test.col))
     shape = np.broadcast_shapes(row.shape[:-1], col.shape[:-1])
     row, col = (np.broadcast_to(x, (*shape, len(env[axis]))) for axis, x in (("q", row), ("k", col)))
@@ -349,8 +349,8 @@ def _hull(test: DataTest, env: Mapping[str, Any], data: Mapping[str, Any]) -> di
     for at in np.ndindex(*shape):
         order = np.argsort(col[at], kind="stable")
         values = col[at][order]
-        left = np.searchsorted(values, row[at], "left")
-        if test.equal:
+        left = np.searchsorted(values, row[at], "right" if test.sign == "<" else "left")
+        if test.sign == "==":
             right = np.searchsorted(values, row[at], "right")
             first, last = np.append(order, 0)[left], order[right - 1]
         else:

@@ -315,7 +315,7 @@ def test_a_list_is_read_inside_its_tensor() -> None:
 
 # ---------------------------------------------------------------- lists that each query has by itself
 
-LISTS = {
+LISTED = {
     "blocks": ("k // 16", lambda at: at // 16),
     "moved": ("(k + 5 - Hkv) // 8", lambda at: (at + 3) // 8),
     "below 0": ("(k - 40) // 16", lambda at: (at - 40) // 16),
@@ -325,10 +325,10 @@ LISTS = {
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("name", LISTED)
 def test_lists_of_each_query(name: str, target: str) -> None:
     """Numbers of blocks are looked for once a list; others for each pair."""
-    member, number = LISTS[name]
+    member, number = LISTED[name]
     text = f"attention a\nparam chosen: int[B, Hkv, Sq, n]\nmask = causal and {member} in chosen[b, hkv, q]\n"
     kernel = attngen.compile(text, target, tile=(16, 32))
     if target == "triton":

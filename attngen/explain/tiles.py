@@ -160,11 +160,11 @@ def _test(at: Setting, test: DataTest, ranges: TileRanges) -> Iterator[Formula]:
     rows, cols = (held, walked) if ranges.axis == "k" else (walked, held)
     least_row, most_row = n.extreme("min", rows, row), n.extreme("max", rows, row)
     least_col, most_col = n.extreme("min", cols, col), n.extreme("max", cols, col)
-    if test.equal:
+    if test.sign == "==":
         some = [(least_row, ("<=", most_col)), (least_col, ("<=", most_row))]
         every = [(least_row, ("=", most_row)), (most_row, ("=", least_col)), (least_col, ("=", most_col))]
     else:
-        some, every = [(least_row, ("<=", most_col))], [(most_row, ("<=", least_col))]
+        some, every = [(least_row, (test.sign, most_col))], [(most_row, (test.sign, least_col))]
     for which, words, conditions in (
         ("any", "the hull of the tiles T with", some),
         ("all", "a run of tiles T, perhaps empty, all with", every),

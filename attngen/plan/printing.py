@@ -211,11 +211,10 @@ def _segments(kind: str, segments: tuple[Segment, ...]) -> Iterator[str]:
 
 def _test(test: DataTest, axis: str) -> str:
     held, walked = ("queries", "keys") if axis == "k" else ("keys", "queries")
-    sign = "==" if test.equal else "<="
     whose = f"each tile of {walked} and of the tile of {held}"
     if test.of_pairs:
         whose = f"pairs, of each tile of {walked} and each {UNIT} {held} that the tile touches"
-    return f"{test.name}: {expression(test.row)} {sign} {expression(test.col)}, from the extremes of {whose}"
+    return f"{test.name}: {expression(test.row)} {test.sign} {expression(test.col)}, from the extremes of {whose}"
 
 
 # ---------------------------------------------------------------- gradients, order, tiles

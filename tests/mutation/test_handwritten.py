@@ -19,6 +19,7 @@ from property.kernels import analysed
 
 import attngen
 from attngen import targets
+from attngen.emit.jax.views import KINDS
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Symbol, Type
 from attngen.plan import plan
@@ -57,14 +58,15 @@ EXTREMES = [(low, high) for low, high in product(range(3), repeat=2) if low <= h
 WALKED = np.array([(one, other, one) for one, other in zip(EXTREMES, [*EXTREMES[1:], EXTREMES[0]], strict=True)])
 """(rows, 3 tiles, least and most); the first tile and the last are alike, so that answers have gaps."""
 HERE = np.array(EXTREMES)
-FORMS = ("equal", "here <= there", "there <= here")
+FORMS = ("equal", "here <= there", "there <= here", "here < there", "there < here")
+SIGNS = {form: next((s for s in ("<=", "<") if f" {s} " in form), "==") for form in FORMS}
 
 
 def _by_plan(form: str) -> np.ndarray:
     """(rows, held tiles, 4): any_lo, any_hi, all_lo, all_hi in tiles, from `DataTest.can` and `must`."""
     row, col = (Symbol(name, Type.INT) for name in ("row", "col"))
-    test = DataTest(name="test", equal=form == "equal", row=row, col=col)
-    axis = "q" if form == "there <= here" else "k"
+    test = DataTest(name="test", sign=SIGNS[form], row=row, col=col)
+    axis = "q" if form.startswith("there") else "k"
     names = ("here_least", "here_most", "there_least", "there_most")
     values = (*HERE.T[:, None, :, None], *np.moveaxis(WALKED, -1, 0)[:, :, None, :])
     environment = dict(zip(names, values, strict=True))
@@ -114,10 +116,9 @@ def _by_torch(text: str, form: str) -> np.ndarray:
     module: Any = targets.named("torch").load(text, "handwritten")
     module.TILE_K = 1
     walked = torch.tensor(WALKED)[:, None, None]
-    test = "==" if form == "equal" else "<="
     return np.array(
         [
-            [module._matching_tiles(torch.tensor(here), row[..., 0], row[..., 1], test) for here in HERE]
+            [module._matching_tiles(torch.tensor(here), row[..., 0], row[..., 1], SIGNS[form]) for here in HERE]
             for row in walked
         ]
     )
@@ -126,7 +127,7 @@ def _by_torch(text: str, form: str) -> np.ndarray:
 def _by_jax(text: str, form: str) -> np.ndarray:
     """A tile is its least and its greatest value."""
     module: Any = targets.named("jax").load(text, "handwritten")
-    kind = {"equal": "equal", "here <= there": "held_at_most", "there <= here": "walked_at_most"}[form]
+    kind = KINDS[FORMS.index(form)]
     held = jnp.asarray(HERE.reshape(1, 1, -1, 1))
     rows = (jnp.asarray(row.reshape(1, 1, 1, -1)) for row in WALKED)
     found = [module._matching_tiles(held, row, held.size, row.size, 2, 2, kind) // 2 for row in rows]
@@ -134,7 +135,7 @@ def _by_jax(text: str, form: str) -> np.ndarray:
 
 
 RUN: dict[str, Callable[[str, str], np.ndarray]] = {"triton": _by_triton, "torch": _by_torch, "jax": _by_jax}
-TORCH_FORMS = FORMS[:2]  # held are queries, always
+TORCH_FORMS = tuple(form for form in FORMS if not form.startswith("there"))  # held are queries, always
 
 
 def _same_tests(target: str, edits: Edits = ()) -> bool:

@@ -14,9 +14,9 @@ from attngen.ir.nodes import Apply, Expr, Op, Symbol, Type
 from attngen.ir.walk import substitute
 from attngen.plan.index import tests
 
-_TESTS = {"equal": 0, "at_most": 1, "at_least": 2}
+_TESTS = {"equal": 0, "at_most": 1, "at_least": 2, "below": 3, "above": 4}
 """Of what is here, to what is there."""
-_SIGNS = {Op.LE: "<=", Op.EQ: "=="}
+_SIGNS = {Op.LT: "<", Op.LE: "<=", Op.EQ: "=="}
 
 
 def answers(least: str, most: str, low: str, high: str) -> Mapping[str, tuple[str, str]]:

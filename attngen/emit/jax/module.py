@@ -15,7 +15,7 @@ from attngen.emit.arrays.data_tests import answers
 from attngen.emit.arrays.tile_code import TileCode, free_names, tile_code
 from attngen.emit.jax.names import reserved
 from attngen.emit.jax.sums import BY_ROWS, sum_view
-from attngen.emit.jax.views import PassView, TestView, TilesView
+from attngen.emit.jax.views import KINDS, PassView, TestView, TilesView
 from attngen.emit.jax_shared import public_function
 from attngen.emit.jax_shared.expressions import Leaf, Printer, division_helpers
 from attngen.emit.jax_shared.operands import Leaves, operand_views, size_names
@@ -250,11 +250,11 @@ class _Emitter:
         printer = self.leaves.printer()
         return TestView(
             f"{'key' if axis == 'k' else 'query'}_{t.name}",
-            f"{printing.expression(t.row)} {'==' if t.equal else '<='} {printing.expression(t.col)}",
+            f"{printing.expression(t.row)} {t.sign} {printing.expression(t.col)}",
             "queries" if axis == "k" else "keys",
             printer.text(held),
             printer.text(walked),
-            "equal" if t.equal else "held_at_most" if axis == "k" else "walked_at_most",
+            KINDS[t.code(axis)],
         )
 
 

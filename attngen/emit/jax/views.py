@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from attngen.emit.arrays.tile_code import TileCode
 
+KINDS = ("equal", "held_at_most", "walked_at_most", "held_below", "walked_below")
+"""What files call the tests, by the numbers of `DataTest.code`."""
+
 
 @dataclass(frozen=True, slots=True)
 class TestView:
@@ -16,7 +19,7 @@ class TestView:
     what: str
     held: str
     walked: str
-    kind: str  # equal, held_at_most, walked_at_most
+    kind: str  # one of KINDS
 
 
 @dataclass(frozen=True, slots=True)

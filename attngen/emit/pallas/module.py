@@ -356,10 +356,9 @@ class _Emitter:
         head = reads(t.row, "h", "hkv") or reads(t.col, "h", "hkv")
         program = cell(batch, head)
         printer, extremes = self.leaves.printer(), Printer(self.plan.choices, _name)
-        sign = "==" if t.equal else "<="
         return TestView(
             f"{'key' if axis == 'k' else 'query'}_{t.name}",
-            f"{printing.expression(t.row)} {sign} {printing.expression(t.col)}",
+            f"{printing.expression(t.row)} {t.sign} {printing.expression(t.col)}",
             "queries" if axis == "k" else "keys",
             printer.text(held),
             printer.text(walked),

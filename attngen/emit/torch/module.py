@@ -192,9 +192,8 @@ class _Emitter:
         lines: list[str] = []
         for t in self.plan.key_loops.tests:
             bounds = ", ".join(f"{t.name}_{which}" for which in ("any_lo", "any_hi", "all_lo", "all_hi"))
-            sign = "==" if t.equal else "<="
             held = code.results[t.name]
-            lines.append(f'{bounds} = _matching_tiles({held}, key_{t.name}_least, key_{t.name}_most, "{sign}")')
+            lines.append(f'{bounds} = _matching_tiles({held}, key_{t.name}_least, key_{t.name}_most, "{t.sign}")')
         return tuple(lines)
 
     # ------------------------------------------------------------ the door

@@ -75,7 +75,7 @@ def rows_in_runs() -> Index:
 
 
 def read_tests(text: str) -> Index:
-    names = [(name, (("TEST", test),)) for name in ("can_hold", "must_hold") for test in range(3)]
+    names = [(name, (("TEST", test),)) for name in ("can_hold", "must_hold") for test in range(5)]
     return Index(text, tuple(lifted(text, name, flags) for name, flags in names))
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal as OneOf, TypeAlias
 
-from attngen.ir.build import TRUE, add, index, integer, sub
+from attngen.ir.build import TRUE, index, integer, sub
 from attngen.ir.function import inlined
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Symbol, Type
 from attngen.ir.walk import nodes, reads, substitute
 from attngen.plan.index import tests
 from attngen.plan.ints.linear import additive, total
+
+Sign: TypeAlias = OneOf["==", "<=", "<"]
 
 UNIT = 64
 """So many held positions, from a multiple of this on, share the extremes of pairs: a tile asks all that it touches."""
@@ -23,8 +26,8 @@ UNIT = 64
 
 @dataclass(frozen=True, slots=True)
 class DataTest:
-    """`row <= col` or (`equal`) `row == col`, where `row` reads q and `col` reads k, each with a load in it or plain.
-    Or the side that is walked reads both, and the other is a constant (`of_pairs`).
+    """`row == col`, `row <= col` or, of ints, `row < col`. `row` reads q and `col` reads k, each with a load in it or
+    plain. Or the side that is walked reads both, and the other is a constant (`of_pairs`).
 
     In bounds, its answer for axis `k` stands as the symbols `NAME_any_lo`, `NAME_any_hi`, `NAME_all_lo`, `NAME_all_hi`
     (positions): the hull of the tiles in which the test can hold for some pair, and a run of tiles, perhaps empty, in
@@ -32,7 +35,7 @@ class DataTest:
     """
 
     name: str
-    equal: bool
+    sign: Sign
     row: Expr
     col: Expr
 
@@ -42,6 +45,10 @@ class DataTest:
     @property
     def of_pairs(self) -> bool:
         return any(reads(e, "q") and reads(e, "k") for e in (self.row, self.col))
+
+    def code(self, axis: str) -> int:
+        """What the runtime's functions call the test, where tiles of `axis` are walked."""
+        return 0 if self.sign == "==" else {"<=": 1, "<": 3}[self.sign] + (axis == "q")
 
     def can(self, axis: str) -> Expr:
         """Whether the test can hold between the held tile's values, from `here_least` to `here_most`, and those of a
@@ -53,8 +60,7 @@ class DataTest:
         return self._held("must_hold", axis)
 
     def _held(self, name: str, axis: str) -> Expr:
-        test = 0 if self.equal else 1 if axis == "k" else 2
-        (found,) = inlined(tests().of(name, TEST=test))
+        (found,) = inlined(tests().of(name, TEST=self.code(axis)))
         names = {"least": "here_least", "most": "here_most", "low": "there_least", "high": "there_most"}
         values: dict[Expr, Expr] = {index(own): Symbol(given, self.row.type) for own, given in names.items()}
         return substitute(found, {**values, Symbol("there", Type.BOOL): TRUE})
@@ -62,11 +68,11 @@ class DataTest:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """`row <= col`, or (`equal`) `row == col`. `strict`: what was compared is `row < col`, of floats."""
+    """The sides of a test. `strict`: what was compared is `row < col`, of floats, and the test is `row <= col`."""
 
     row: Expr
     col: Expr
-    equal: bool
+    sign: Sign
     strict: bool
 
 
@@ -87,13 +93,13 @@ def sides(c: Apply, axis: str, other: str) -> Sides | None:
     rows = [t for t in parts if not reads(t[0], "k")]
     columns = [(t, -sign) for t, sign in parts if reads(t, "k")]
     row, col = total(rows, left.type), total(columns, left.type)
-    if left.type is Type.INT:
-        if c.op is Op.LT:
-            row = add(row, integer(1))
-        elif all(sign < 0 for _, sign in (*rows, *columns)):
-            # -1 - x, which 32 bits hold for every x that they hold.
-            row, col = (sub(integer(-1), total([(t, -sign) for t, sign in p], left.type)) for p in (rows, columns))
-    return Sides(row, col, equal=c.op is Op.EQ, strict=c.op is Op.LT and left.type is Type.FLOAT)
+    if left.type is Type.INT and all(sign < 0 for _, sign in (*rows, *columns)):
+        # -1 - x, which 32 bits hold for every x that they hold.
+        row, col = (sub(integer(-1), total([(t, -sign) for t, sign in p], left.type)) for p in (rows, columns))
+    strict = c.op is Op.LT
+    if strict and left.type is Type.INT:
+        return Sides(row, col, "<", strict=False)
+    return Sides(row, col, "==" if c.op is Op.EQ else "<=", strict)
 
 
 def reads_data(e: Expr, *axes: str) -> bool:

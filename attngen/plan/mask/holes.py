@@ -118,7 +118,9 @@ def map_of(mask: Expr, keys: TileRanges, facts: Facts) -> TileTest | None:
     if any({index("q"), index("k")} <= {*e.indices} for e in loads(mask)):
         return None
     tests = keys.tests
-    if any(t.of_pairs or t.row.type is Type.FLOAT for t in tests) or (keys.solved and all(t.equal for t in tests)):
+    if any(t.of_pairs or t.row.type is Type.FLOAT for t in tests) or (
+        keys.solved and all(t.sign == "==" for t in tests)
+    ):
         return None
     return tile_test(mask, facts)
 

@@ -24,7 +24,7 @@ from attngen.ir.walk import looks_in_lists, reads
 from attngen.plan.ints.facts import Facts
 from attngen.plan.ints.linear import from_linear, linear
 from attngen.plan.ints.width import fits, rounds
-from attngen.plan.mask.data_tests import DataTest, reads_data, sides
+from attngen.plan.mask.data_tests import DataTest, Sign, reads_data, sides
 from attngen.plan.mask.extremes import HeldTile
 from attngen.plan.mask.lifting import lifted
 from attngen.plan.mask.segments import Pair, Segment, both, either, join, larger, meet, smaller
@@ -130,8 +130,8 @@ class _Solver:
         if reads(c, "q") and reads(c, "k"):
             return self.unknown()
         if reads(c, "k"):
-            return self.data_test(integer(1), number, equal=False)
-        return self.data_test(sub(integer(1), number), integer(0), equal=False)
+            return self.data_test(integer(1), number)
+        return self.data_test(sub(integer(1), number), integer(0))
 
     def of_pairs(self, c: Expr) -> bool:
         """Whether a condition is made of elements of named params alone."""
@@ -147,8 +147,8 @@ class _Solver:
         """Such a condition as one data test, whose walked side reads it."""
         number = build.apply(Op.TO_INT, c)
         if self.axis == "k":
-            return self.data_test(integer(1), number, equal=False)
-        return self.data_test(sub(integer(1), number), integer(0), equal=False)
+            return self.data_test(integer(1), number)
+        return self.data_test(sub(integer(1), number), integer(0))
 
     def row_condition(self, c: Expr) -> Pair:
         """A condition that the axis does not enter: all of the axis, or nothing of it."""
@@ -279,16 +279,16 @@ class _Solver:
         found = sides(c, self.axis, self.other)
         if found is None:
             return self.unknown()
-        answer = self.data_test(found.row, found.col, equal=found.equal)
+        answer = self.data_test(found.row, found.col, found.sign)
         # A strict float test is weakened in `any` and must stay strict in `all`: only `all` would be wrong with <=.
         return Pair(answer.any, ()) if found.strict else answer
 
-    def data_test(self, row: Expr, col: Expr, *, equal: bool) -> Pair:
+    def data_test(self, row: Expr, col: Expr, sign: Sign = "<=") -> Pair:
         for test in self.tests:
-            if (test.row, test.col, test.equal) == (row, col, equal):
+            if (test.row, test.col, test.sign) == (row, col, sign):
                 break
         else:
-            test = DataTest(f"test{len(self.tests)}", equal, row, col)
+            test = DataTest(f"test{len(self.tests)}", sign, row, col)
             self.tests.append(test)
         return Pair(
             (Segment(test.bound("any_lo"), test.bound("any_hi")),),

@@ -169,7 +169,7 @@ def _bounds(plan: KernelPlan) -> Iterator[tuple[str, list[_Observer]]]:
             yield f"{name}, all" + (f" {number}" if many else ""), [_Observer(e, _Use.BOUND) for e in (s.lo, s.hi)]
         for t in ranges.tests:
             if t.row.type is Type.INT:
-                test = Apply(Op.EQ if t.equal else Op.LE, (t.row, t.col), Type.BOOL)
+                test = Apply(Op(t.sign), (t.row, t.col), Type.BOOL)
                 yield f"{name}, {t.name}", [_Observer(test, _Use.TEST)]
 
 

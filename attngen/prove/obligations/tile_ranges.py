@@ -170,7 +170,7 @@ class _Direction:
         found: list[Term] = []
         for t in self.ranges.tests:
             row, col = context.term(t.row), context.term(t.col)
-            holds = row == col if t.equal else row <= col
+            holds = _holds(t, row, col)
             low, high = (context.integer(t.bound(f"{'all' if every else 'any'}_{end}").id) for end in ("lo", "hi"))
             inside = context.all_of([low <= at, at < high])
             found.append(context.implies(inside, holds) if every else context.implies(holds, inside))
@@ -226,7 +226,7 @@ class _Direction:
         least, most, low, high = ends = [context.unknown(name, t.row.type) for name in names]
         between = [least <= here, here <= most, low <= there, there <= high]
         row, col = (here, there) if self.axis == "k" else (there, here)
-        holds = row == col if t.equal else row <= col
+        holds = _holds(t, row, col)
         at: dict[str, Term] = dict(zip(names, ends, strict=True))
         can, must = context.term(t.can(self.axis), at), context.term(t.must(self.axis), at)
         conclusion = context.all_of([context.implies(holds, can), context.implies(must, holds)])
@@ -320,6 +320,16 @@ def _roundings(e: Expr) -> int:
 def _why(answer: Answer) -> str:
     """What stopped the solver, to end a sentence."""
     return f": {answer.reason}" if isinstance(answer, Open) else ""
+
+
+def _holds(t: DataTest, row: Term, col: Term) -> Term:
+    match t.sign:
+        case "==":
+            return row == col
+        case "<=":
+            return row <= col
+        case "<":
+            return row < col
 
 
 def _plain_verdict(answer: Answer) -> Verdict:

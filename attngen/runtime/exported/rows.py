@@ -399,14 +399,19 @@ def sorted_runs(a_lo, a_hi, b_lo, b_hi):
 @triton.jit
 def can_hold(there, least, most, low, high, TEST: tl.constexpr):
     """Whether a test between values here (least … most) and those of a tile, if it is there (low … high), can hold for
-    some pair. TEST: 0 equal, 1 here <= there, 2 there <= here. attngen's prover executes this function, and the next.
+    some pair. TEST: 0 equal, 1 here <= there, 2 there <= here, 3 here < there, 4 there < here. attngen's prover
+    executes this function, and the next.
     """
     if TEST == 0:
         can = there & (low <= most) & (least <= high)
     elif TEST == 1:
         can = there & (least <= high)
-    else:
+    elif TEST == 2:
         can = there & (low <= most)
+    elif TEST == 3:
+        can = there & (least < high)
+    else:
+        can = there & (low < most)
     return can
 
 
@@ -417,8 +422,12 @@ def must_hold(there, least, most, low, high, TEST: tl.constexpr):
         must = there & (low == high) & (low == least) & (low == most)
     elif TEST == 1:
         must = there & (most <= low)
-    else:
+    elif TEST == 2:
         must = there & (high <= least)
+    elif TEST == 3:
+        must = there & (most < low)
+    else:
+        must = there & (high < least)
     return must
 
 

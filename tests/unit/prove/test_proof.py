@@ -326,8 +326,8 @@ def test_work_that_went_on_what_is_dropped_is_not_lacking_for_the_rest() -> None
     first = prove(attention, plan(attention), Budget(effort=0.3))
     assert any(c.subject.startswith("walk of") for _, c in first.refused)
     proof, emitted = chain.prove(attention, plan(attention), Budget(effort=0.3))
-    assert proof.holds and not proof.unknown and len(proof.dropped) == 2
-    assert not emitted.keys.all and not emitted.queries.all
+    assert proof.holds and not proof.unknown and len(proof.dropped) == 3
+    assert not emitted.keys.all and not emitted.queries.all and emitted.map is None
 
 
 @pytest.mark.parametrize(

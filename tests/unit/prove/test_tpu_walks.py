@@ -158,7 +158,7 @@ def test_kernels_print_what_is_proved_of_data_tests() -> None:
     for walked, tests in (("key", found.keys.tests), ("query", found.queries.tests)):
         for t in tests:
             body = emitted.split(f"def _{walked}_{t.name}(")[1].split("\ndef ")[0]
-            assert t.equal
+            assert t.sign == "=="
             assert "can = (there_least <= here_most) & (here_least <= there_most)" in body
             assert body.count("there_least == ") == 3
 

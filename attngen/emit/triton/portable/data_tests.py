@@ -32,7 +32,6 @@ def held_tests(frame: Frame, found: Loops) -> tuple[HeldTest, ...]:
     for t in found.tests:
         held, walked = (t.row, t.col) if found.axis == "k" else (t.col, t.row)
         leading = lists_of(walked, every_batch=frame.place.prefix != "")
-        code = 0 if t.equal else 1 if found.axis == "k" else 2
         tiles = f"tl.cdiv({size}, {block})"
         offset = f"{leading} * tl.cdiv({frame.place.rows[found.axis]}, {block})"
         units = None
@@ -40,7 +39,7 @@ def held_tests(frame: Frame, found: Loops) -> tuple[HeldTest, ...]:
             # A part of a tile may begin beyond the tensor.
             units = (f"tl.minimum({first}, {last}) // {UNIT}", f"{last} // {UNIT}")
             offset = f"{leading} * tl.cdiv({held_size}, {UNIT}) * {tiles}"
-        tests.append(HeldTest(t.name, f"{axis_name}_{t.name}", offset, held, tiles, block, code, units))
+        tests.append(HeldTest(t.name, f"{axis_name}_{t.name}", offset, held, tiles, block, t.code(found.axis), units))
     return tuple(tests)
 
 
