@@ -101,6 +101,31 @@ def test_divisions_of_what_bits_make_are_proved(mask: str) -> None:
     attngen.compile(f"attention a\nparam n: int where 0 <= n < 8\nmask = {mask}\n")
 
 
+@pytest.mark.parametrize("target", ["torch", "triton", "jax", "pallas"])
+@pytest.mark.parametrize("mask", ["a[b, k] < c[b, q]", "a[b, q] < c[b, k]"])
+def test_strict_comparisons_at_the_ends_of_32_bits(mask: str, target: str) -> None:
+    """Tiles are told apart by a strict test, which is proved, beside a float, without which there would be a map."""
+    data = "param a: int[B, Sk]\nparam c: int[B, Sk]\nparam x: f32[B, Sk]"
+    kernel = attngen.compile(f"attention a\n{data}\nmask = {mask} and x[b, k] <= x[b, q]\nassume Sq == Sk\n", target)
+    assert [t.sign for t in kernel.plan.keys.tests] == ["<", "<="]
+    g = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, 1, 300, 16, generator=g) for _ in "qkv")
+    x = torch.rand(1, 300, generator=g).sort(-1).values
+    for end, there in ((2**31 - 1, lambda i: i > 4), (-(2**31), lambda i: i < 4)):
+        a, c = (torch.randint(0, 9, (1, 300), generator=g, dtype=torch.int32).sort(-1).values for _ in "ac")
+        a, c = (torch.where(there(i), end, i) for i in (a, c))
+        here, other = (a[:, None], c[:, :, None]) if mask.startswith("a[b, k]") else (a[:, :, None], c[:, None])
+        allowed = ((here < other) & (x[:, None] <= x[:, :, None]))[:, None]
+        given = {"a": a, "c": c, "x": x}
+        if target in ("torch", "triton"):
+            out = kernel(q, k, v, **given)
+        else:
+            arrays = [i.transpose(1, 2).numpy() for i in (q, k, v)]
+            found = kernel(*arrays, **{n: i.numpy() for n, i in given.items()})
+            out = torch.tensor(np.asarray(found)).transpose(1, 2)
+        torch.testing.assert_close(out.double(), attended(q, k, v, allowed), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("storage", "mask"), [("i16", "x[b, k] + 1 <= x[b, q]"), ("u8", "x[b, k] * 2 <= x[b, q]")])
 def test_small_ints_do_not_leave_32_bits(storage: str, mask: str) -> None:
     attngen.compile(f"attention a\nassume Sq == Sk\nparam x: {storage}[B, Sk]\nmask = {mask}\n", target="jax")
