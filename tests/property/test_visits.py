@@ -19,9 +19,12 @@ import attngen.visits
 from attngen import api, inputs
 from attngen.errors import Source, SpecError
 from attngen.ir.attention import Attention
+from attngen.ir.build import index
 from attngen.ir.evaluate import evaluate
+from attngen.ir.nodes import Load, Type
 from attngen.ir.walk import params as read_params
 from attngen.plan import KernelPlan, host_map
+from attngen.plan.mask.data_tests import DataTest, Sign
 from attngen.visits import Case, needed, row_work, visits, work
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.attn"))
@@ -131,3 +134,16 @@ def test_examples(path: Path, looking: str) -> None:
         with np.errstate(all="ignore"):
             allowed = np.broadcast_to(evaluate(spec.mask, env, values), shape)
         _check(subject, rng, case, allowed, ranges=12, exact=looking != "tiles alone")
+
+
+@pytest.mark.parametrize(("sign", "holds"), [("==", np.equal), ("<=", np.less_equal), ("<", np.less)])
+def test_keys_of_a_test_of_data_reach_from_the_first_to_the_last_that_holds(sign: Sign, holds: Any) -> None:
+    row, col = (Load(name, (index(at),), Type.INT) for name, at in (("a", "q"), ("c", "k")))
+    g = np.random.default_rng(5)
+    data = {"a": g.integers(0, 9, 40), "c": g.integers(1, 8, 30)}
+    env = {"q": np.arange(40), "k": np.arange(30)}
+    test = DataTest("test0", sign, row, col)
+    low, high = (attngen.visits._hull(test, env, data)[test.bound(end).id] for end in ("any_lo", "any_hi"))
+    for q, found in enumerate(holds(data["a"][:, None], data["c"])):
+        at = np.flatnonzero(found)
+        assert (low[q], high[q]) == ((at[0], at[-1] + 1) if len(at) else (0, 0))
