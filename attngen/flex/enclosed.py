@@ -36,6 +36,8 @@ _OF_CLASSES = (
     "__dataclass_params__",
     "__match_args__",
 )
+_CALLED, _HOLDERS = (FunctionType, MethodType, functools.partial), (list, tuple, set, frozenset, dict)
+_METHODS = (FunctionType, property, staticmethod, classmethod)
 _MOST = 2000
 """Objects that are looked into."""
 _OPAQUE = ("builtins", "_thread")
@@ -45,8 +47,9 @@ _TRUSTED = ("torch", "math", "functools", "operator", "builtins", "typing", "col
 
 @dataclass(slots=True)
 class Enclosed:
-    """`tensors` and `numbers`, each with its name, in a fixed order. `key`: two lists of functions that have the same
-    compute the same of tensors that are alike; None where something could not be looked into."""
+    """`tensors` and `numbers`, each with its name, in a fixed order; no numbers of an object's methods, which need not
+    be called. `key`: two lists of functions that have the same compute the same of tensors that are alike; None where
+    something could not be looked into."""
 
     tensors: list[tuple[str, Tensor]] = field(default_factory=list[tuple[str, Tensor]])
     numbers: list[tuple[str, int | float]] = field(default_factory=list[tuple[str, int | float]])
@@ -59,9 +62,9 @@ def enclosed(functions: list[Modification | None]) -> Enclosed:
     places: dict[int, int] = {}
     kept: list[Any] = []  # else another may get the identity of one that is gone
     whole = True
-    waiting: list[tuple[str, Any]] = [("", f) for f in reversed(functions)]
+    waiting: list[tuple[str, Any, bool]] = [("", f, True) for f in reversed(functions)]
     while waiting:
-        text, x = waiting.pop()
+        text, x, read = waiting.pop()
         x: Any = x.item() if isinstance(x, np.integer | np.floating) else x
         if len(kept) > _MOST:
             whole = False
@@ -73,7 +76,7 @@ def enclosed(functions: list[Modification | None]) -> Enclosed:
             key.append((text, known, x.shape, x.dtype, x.requires_grad))
             whole &= not vars(x)
         elif isinstance(x, int | float) and not isinstance(x, bool | Enum):
-            found.numbers.append((text, x))
+            found.numbers += [(text, x)] if read else []
             key.append((text, repr(type(x)), repr(x)))
         elif isinstance(x, _PLAIN) or _is_of_a_module(x):
             key.append((text, x))
@@ -91,7 +94,8 @@ def enclosed(functions: list[Modification | None]) -> Enclosed:
             of: Hashable = x.__code__ if isinstance(x, FunctionType) else _class(x)
             parts = [*(inside or ())]
             key.append((text, of, len(parts)))
-            waiting += reversed(parts)
+            of_object = not isinstance(x, _CALLED) and _class(x) not in _HOLDERS
+            waiting += ((n, y, read and not (of_object and isinstance(y, _METHODS))) for n, y in reversed(parts))
     found.key = tuple(key) if whole else None
     return found
 

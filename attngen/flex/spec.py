@@ -59,10 +59,12 @@ def read(
 
     Raises `UsageError`, with the line, for what the language lacks.
     """
-    for f, count in ((score_mod, 5), (mask_mod, 4)):
+    kinds = (score_mod, "score_mod", 5), (mask_mod, "mask_mod", 4)
+    for (f, kind, count), (_, other, others) in zip(kinds, reversed(kinds), strict=True):
         if f is not None and not _takes(f, count):
-            of = "score_mod(score, b, h, q_idx, kv_idx)" if count == 5 else "mask_mod(b, h, q_idx, kv_idx)"
-            raise UsageError(f"a function that is called as {of} does not take {count} arguments: {f!r}")
+            called = "(score, b, h, q_idx, kv_idx)" if count == 5 else "(b, h, q_idx, kv_idx)"
+            fix = f"; it may be a {other}: give it as `{other}=`" if _takes(f, others) else ""
+            raise UsageError(f"{_place(f)}{kind} is called with {count} arguments, {called}, and takes others{fix}")
     reading = Reading()
     given = {text: reading.index(text) for text in _SIZES}
     score = mask = None
@@ -88,9 +90,13 @@ def _takes(f: Modification, count: int) -> bool:
     return True
 
 
-def _result(reading: Reading, f: Modification, found: Any, kind: Kind) -> Node:
+def _place(f: Modification) -> str:
     code = getattr(f, "__code__", None)
-    place = f"{code.co_filename}:{code.co_firstlineno}: " if code is not None else ""
+    return f"{code.co_filename}:{code.co_firstlineno}: " if code is not None else ""
+
+
+def _result(reading: Reading, f: Modification, found: Any, kind: Kind) -> Node:
+    place = _place(f)
     of = "mask_mod" if kind == "bool" else "score_mod"
     if not isinstance(found, Tensor | bool | int | float):
         raise UsageError(f"{place}{of} gives a {type(found).__name__}, not a tensor without a dimension")

@@ -177,8 +177,33 @@ def test_what_the_language_lacks_is_refused_by_its_line(why: str) -> None:
 
 
 def test_a_function_with_other_arguments_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"called as mask_mod\(b, h, q_idx, kv_idx\) does not take 4 arguments"):
+    with pytest.raises(UsageError, match=r"test_reading.py:\d+: mask_mod is called with 4 .*give it as `score_mod=`"):
         attngen.from_flex(mask_mod=with_slopes)
+    assert "slopes" in attngen.from_flex(score_mod=with_slopes).text
+
+
+class Model(torch.nn.Module):
+    """Its methods hold numbers that the function below does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.zeros(4, 65))
+        self.span = 32
+
+    def forward(self, q: torch.Tensor, most: int = 128) -> torch.Tensor:
+        return attngen.flex_attention(q, q, q, of_model)
+
+
+model = Model()
+
+
+def of_model(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score + model.table[h, (q_idx - kv_idx).clamp(-model.span, model.span) + model.span]
+
+
+def test_numbers_of_methods_give_no_names() -> None:
+    text = attngen.from_flex(of_model, lambda b, h, q, k: q - k < 128).text
+    assert "const span = 32" in text and "q - k < 128" in text
 
 
 def test_nothing_is_no_kernel() -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from triton import knobs
 
 from .arguments import in_autocast, scale_number, scaled
 from .devices import alignment, chip, current, layout_of, like, lse_like, near, padded, strided, strides_of
@@ -47,6 +48,10 @@ class Layout:
     def __init__(
         self, a: Any, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor, count: int = 0, packed: bool = False
     ) -> None:
+        if chip(q.device) == "cpu" and not knobs.runtime.interpret:
+            a.refuse(
+                "q is on the CPU: set TRITON_INTERPRET=1 before triton is imported, or compile for the target torch"
+            )
         rows = near(q), near(k), near(v)
         self.near = rows[0] is q and rows[1] is k and rows[2] is v
         self.count, self.packed = count, packed
