@@ -332,7 +332,7 @@ def _rows(kernel: Planned, rows: Rows, case: Case, data: Mapping[str, Any]) -> d
     """Each query is a tile of its own: its stretches are exact where the mask can be solved for the key."""
     env = _env(kernel, case, data) | {"q0": rows, "q1": rows}
     for test in kernel.plan.keys.tests:
-        if test.of_pairs or varies(test.row) or varies(test.col):  # rows of pairs are as long as the sequence
+        if varies(test.row) or varies(test.col):  # rows of pairs are as long as the sequence
             env |= {test.bound("any_lo").id: np.zeros_like(rows), test.bound("any_hi").id: rows * 0 + case.sizes[1]}
         else:
             env |= _hull(test, {**env, "q": rows, "k": np.arange(case.sizes[1], dtype=np.int64)}, data)

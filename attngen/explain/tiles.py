@@ -156,7 +156,6 @@ def _test(at: Setting, test: DataTest, ranges: TileRanges) -> Iterator[Formula]:
     row, col = at.write(in_order(test.row)), at.write(in_order(test.col))
     walked = n.compared(KEY if ranges.axis == "k" else QUERY, ("in", _TILE))
     held = _held(ranges)
-    walked = n.both(held, walked) if test.of_pairs else walked
     rows, cols = (held, walked) if ranges.axis == "k" else (walked, held)
     least_row, most_row = n.extreme("min", rows, row), n.extreme("max", rows, row)
     least_col, most_col = n.extreme("min", cols, col), n.extreme("max", cols, col)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from attngen.ir.attention import Attention, Param
-from attngen.ir.build import add, index, mul, real
+from attngen.ir.build import add, mul, real
 from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads, substitute
 from attngen.plan.chips import Burden
@@ -142,9 +142,7 @@ def make_plan(attention: Attention, limits: Limits) -> KernelPlan:
     attention = with_safe_sizes(attention, lambda name: name in limits.reserved or planner_takes(name))
     known = facts(attention)
     form = weights(attention, known)
-    named = _named_pairs(attention) if limits.gpu else frozenset[str]()
-    keys = tile_ranges(attention.mask, "k", known, named=named)
-    queries = tile_ranges(attention.mask, "q", known, named=named)
+    keys, queries = (tile_ranges(attention.mask, axis, known) for axis in "kq")
     key_loops, query_loops = loops(keys), loops(queries)
     kept = keeps_key(attention.mask)
     d_factor, d_pair = split_factor(derivative(form.natural, Symbol("qk", Type.FLOAT)) or real(0.0))
@@ -223,11 +221,6 @@ def _bounds(plan: KernelPlan) -> Iterator[Expr]:
     for ranges in (plan.keys, plan.queries):
         yield from (e for t in ranges.tests for e in (t.row, t.col))
         yield from (e for s in (*ranges.any, *ranges.all) for e in (s.lo, s.hi))
-
-
-def _named_pairs(attention: Attention) -> frozenset[str]:
-    """The params that have an element of their own for each pair."""
-    return frozenset(p.name for p in attention.params if {index("Sq"), index("Sk")} <= set(p.shape))
 
 
 def _leaf_gradients(attention: Attention, form: Weights) -> list[LeafGradient]:

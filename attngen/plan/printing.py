@@ -20,7 +20,7 @@ from attngen.plan.gpu_walks import GpuWalks
 from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Dims, HopperPlan, Skeleton
 from attngen.plan.ints.facts import Bounds, Facts
 from attngen.plan.kernel import KernelPlan, LeafGradient
-from attngen.plan.mask.data_tests import UNIT, DataTest
+from attngen.plan.mask.data_tests import DataTest
 from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Loops, Ordered, Rounded, Run, Step
 from attngen.plan.mask.ranges import TileRanges
@@ -212,8 +212,6 @@ def _segments(kind: str, segments: tuple[Segment, ...]) -> Iterator[str]:
 def _test(test: DataTest, axis: str) -> str:
     held, walked = ("queries", "keys") if axis == "k" else ("keys", "queries")
     whose = f"each tile of {walked} and of the tile of {held}"
-    if test.of_pairs:
-        whose = f"pairs, of each tile of {walked} and each {UNIT} {held} that the tile touches"
     return f"{test.name}: {expression(test.row)} {test.sign} {expression(test.col)}, from the extremes of {whose}"
 
 

@@ -18,7 +18,7 @@ from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import SIZES, Expr
 from attngen.plan.host_map import FULL, PARTIAL, HostMap
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.mask.data_tests import UNIT, DataTest
+from attngen.plan.mask.data_tests import DataTest
 from attngen.plan.mask.holes import tile_test
 from attngen.plan.mask.ranges import TileRanges
 
@@ -131,10 +131,6 @@ def _answer(
     held, walked = (test.row, test.col) if ranges.axis == "k" else (test.col, test.row)
     held_name, walked_name = ("q", "k") if ranges.axis == "k" else ("k", "q")
     here = np.broadcast_to(evaluate(held, {**env, held_name: np.arange(first, last + 1)}, params), (last - first + 1,))
-    if test.of_pairs:  # of all that the tile's units hold
-        held_size = env["Sq" if ranges.axis == "k" else "Sk"]
-        touched = np.arange(first // UNIT * UNIT, min((last // UNIT + 1) * UNIT, held_size))
-        env = {**env, held_name: touched[:, None]}
     there = np.atleast_2d(evaluate(walked, {**env, walked_name: np.arange(size)}, params))
     there = np.broadcast_to(there, (there.shape[0], size))
     some: list[int] = []

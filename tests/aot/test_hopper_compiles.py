@@ -67,9 +67,11 @@ def test_it_fits_and_keeps_to_registers(name: str, dims: tuple[int, int]) -> Non
 
 
 @pytest.mark.parametrize("dims", [(64, 64), *(pytest.param(d, marks=pytest.mark.slow) for d in DIMS[1:4])], ids=str)
-def test_bools_of_named_pairs_are_words(dims: tuple[int, int]) -> None:
-    """A thread reads a word for eight of its pairs, and no byte; what kernels of both passes hold fits in registers."""
-    kernel = attngen.compile("attention named\n\nparam seen: bool[Sq, Sk]\nmask = seen[q, k]\n")
+@pytest.mark.parametrize("mask", ["seen[q, k]", "causal and (q - k) % 4 == 0"])
+def test_masks_of_maps_are_words(mask: str, dims: tuple[int, int]) -> None:
+    """A thread reads a word for eight of its pairs, and no element of the mask; what kernels of both passes hold fits
+    in registers. A warp of the backward kernel reads the map."""
+    kernel = attngen.compile(f"attention named\n\nparam seen: bool[Sq, Sk]\nmask = {mask}\n")
     found = binaries(kernel, "sm_90", dims, kind="ptx")
     assert not refused(found, "sm_90")
     kinds = [k for k in found if k.startswith(("hopper_forward", "hopper_backward", "hopper_dkdv"))]
@@ -77,9 +79,11 @@ def test_bools_of_named_pairs_are_words(dims: tuple[int, int]) -> None:
     for kind in kinds:
         text = found[kind].data
         assert isinstance(text, str)
-        assert "ld.global.b8" not in text and "ld.global.b32" in text
-    listed = found["list_key_runs"].data
-    assert isinstance(listed, str) and "ld.global.b8" in listed
+        assert (
+            text.count("ld.global.b8") == (1 if kind.startswith("hopper_backward") else 0) and "ld.global.b32" in text
+        )
+    asked = found["map_keys"].data
+    assert isinstance(asked, str) and ("ld.global.b8" in asked) == ("seen" in mask)
 
 
 @pytest.mark.parametrize(

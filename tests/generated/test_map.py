@@ -72,14 +72,17 @@ def lists(
     n_lists = (SIZES["B"] if whose.by_batch else 1) * (SIZES["Hkv" if whose.shared else "Hq"] if whose.by_head else 1)
     counts = [-(-SIZES[size] // tile) for size, tile in zip(("Sq", "Sk"), tiles, strict=True)]
     n_held, n_walked = counts if walked == "keys" else counts[::-1]
-    words = (n_walked + 31) // 32
+    groups = (n_walked + 31) // 32 * (8 if kernel.plan.map.as_bits else 1)
     given: dict[str, Any] = {**SIZES, "scale": 0.25, "n_held": n_held, "n_walked": n_walked, "met_ptr": None}
     given |= {"BQ": tiles[0], "BK": tiles[1], "ROWS": tiles[0], "CUT": apart}
     ends = 2 * len(kernel.plan.map.parts)
     for name, count in (("q_ends", counts[0] * ends), ("k_ends", counts[1] * ends)):
         given[f"{name}_ptr"] = torch.zeros(n_lists * count, dtype=torch.int64)
-    for name, count in (("map", 2 * n_held * words), ("walks", 2 * n_held), ("tiles", n_held * n_walked)):
-        given[f"{name}_ptr"] = torch.full((n_lists * count,), -1, dtype=torch.int32)
+    for name, count in (("map", n_held * n_walked), ("walks", 2 * n_held), ("tiles", n_held * n_walked)):
+        dtype = torch.int8 if name == "map" else torch.int32
+        given[f"{name}_ptr"] = torch.full((n_lists * count,), -1, dtype=dtype)
+    given["firsts_ptr"], given["n_slots"] = None, n_held
+    given["bits_ptr"], given["WORDS"] = None, tiles[0] * tiles[1] // 32
     for name, value in params.items():
         tensor = torch.from_numpy(np.asarray(value)).contiguous()
         taken = next(
@@ -88,7 +91,7 @@ def lists(
         given[taken] = tensor
         given |= {f"{taken.removesuffix('_ptr')}_stride_{axis}": n for axis, n in enumerate(tensor.stride())}
         given |= dict(zip(kernel.spec.sizes, tensor.shape[1:], strict=False))
-    grids = ((module._extremes_kernel, sum(counts)), (getattr(module, f"_map_{walked}_kernel"), n_held * words))
+    grids = ((module._extremes_kernel, sum(counts)), (getattr(module, f"_map_{walked}_kernel"), n_held * groups))
     listed = module._sort_tiles_kernel if apart else getattr(module, f"_list_{walked}_kernel")
     for made, programs in (*grids, (listed, n_held)):
         made[(n_lists * programs,)](**{n: given[n] for n in made.arg_names})

@@ -20,7 +20,7 @@ from attngen.emit.torch_shared.leaves import AXES
 from attngen.emit.triton.code.expressions import division_helpers
 from attngen.emit.triton.code.kernel_code import KernelCode
 from attngen.emit.triton.code.names import reserved
-from attngen.emit.triton.code.test_views import TestView, with_bits
+from attngen.emit.triton.code.test_views import TestView
 from attngen.emit.triton.hopper.backward import (
     GluonApartView,
     GluonBackwardView,
@@ -44,7 +44,6 @@ from attngen.emit.triton.portable.data_tests import test_view
 from attngen.emit.triton.portable.frame import Frame, frame_of
 from attngen.emit.triton.portable.kernels import forward_code, kept_view, kernel_code
 from attngen.emit.triton.portable.map import MapView, map_view
-from attngen.emit.triton.portable.pair_words import pair_words, with_words
 from attngen.emit.triton.portable.param_gradients import GradientView, RowSum, gradient_views
 from attngen.emit.triton.portable.passes import Codes, PortableViews, codes_of, portable_views
 from attngen.emit.triton.portable.split import split_view
@@ -100,13 +99,11 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     weights = weight_view(plan, forward=options.forward)
     codes = codes_of(frame)
     forward, dq, dkdv, dq_sums, dkdv_sums = codes.forward, codes.dq, codes.dkdv, codes.dq_sums, codes.dkdv_sums
-    hopper_codes = codes_of(frame, by_diagonal=True) if plan.diagonals else codes
-    key_words, query_words = pair_words(frame, frame.plan.key_loops), pair_words(frame, frame.plan.query_loops)
-    packing, query_packing = with_words(frame, key_words), with_words(frame, query_words)
     # Gluon has no pipeliner, from which an element that many pairs share is hidden elsewhere; it fails at how.
     plain = replace(frame.plan, choices=replace(plan.choices, corners=()))
-    each = replace(packing, plan=plain)
-    hopper_forward = forward_code(each, key_words, found=passes.hopper_forward(plan))
+    by_bits = replace(frame, bits=plan.map is not None and plan.map.as_bits)
+    hopper_codes = codes_of(by_bits, by_diagonal=True) if plan.diagonals or by_bits.bits else codes
+    hopper_forward = forward_code(replace(by_bits, plan=plain), found=passes.hopper_forward(plan))
     backward = with_factors(frame, backward_view(frame), dq, dkdv)
     keys, queries = frame.key_ranges(), frame.query_ranges()
     map = map_view(replace(frame, plan=plain), plan.map)
@@ -117,13 +114,13 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     kernel = replace(frame.kernel_view(), fast=takes_fast, flags=() if options.forward else backward.flags)
     key_tests, query_tests = (tuple(t for t in tests if t.axis == axis) for axis in "kq")
     gradients = gradient_views(plan, frame.params, {p.name: p.host_lines for p in pair_gradients})
-    mask = kernel_code(query_packing, Level.COLUMN, passes.Pass({}, {}), query_words)
+    mask = kernel_code(by_bits, Level.COLUMN, passes.Pass({}, {}))
     hopper = _hopper_views(
-        packing,
+        frame,
         options,
         hopper_forward,
         weights,
-        with_bits(key_tests),
+        key_tests,
         hopper_codes,
         mask,
         backward,
@@ -191,8 +188,6 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             backward=not options.forward,
         )
         seq = sequence_call_view(plan, call, parts)
-    if hopper.some:
-        tests = with_bits(tests)
     tables = {"TILES": tile_lines(tiles)}
     tables |= {"SPLIT": share_lines(split.table)} if split is not None else {}
     tables |= hopper.tables
@@ -228,7 +223,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "scope": scope,
         "a": triton_header(plan, text, options, proof),
         "w": weights,
-        "kernels": {False: kernel, True: replace(kernel, arguments=query_packing.arguments)},
+        "kernel": kernel,
         "kept": kept_view(frame),
         "f": forward,
         "fast": hopper.fast,
@@ -242,7 +237,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "queries": queries,
         "query_pointers": "".join(f"{p}, " for t in query_tests for p in t.pointers),
         "tests": tests,
-        "query_tests": with_bits(query_tests),
+        "query_tests": query_tests,
         "bwd": backward,
         "call": call,
         "seq": seq,
@@ -347,14 +342,22 @@ def _hopper_views(
     tuned = tuple(t for t in options.tuned_gpu if (t.chip, t.itemsize) == ("sm_90", 2))
     printer = frame.printer()
     sequences = options.sequences
-    fast_bwd = gluon_backward_view(
-        hopper, printer, params, frame.sizes, gradients, tuned, mapped=map is not None, sequences=sequences
-    )
+    fast_bwd = gluon_backward_view(hopper, printer, params, frame.sizes, gradients, tuned, map=map, sequences=sequences)
     return _HopperViews(
         gluon_view(frame, hopper.forward, forward, weights, key_tests, tuned, map=map, sequences=sequences),
         fast_bwd,
         gluon_apart_view(
-            plan, hopper.apart, printer, codes.dq, codes.dq_sums, params, backward.flags, frame.sizes, gradients, tuned
+            plan,
+            hopper.apart,
+            printer,
+            codes.dq,
+            codes.dq_sums,
+            params,
+            backward.flags,
+            frame.sizes,
+            gradients,
+            tuned,
+            map=map,
         ),
         gluon_pair_view(codes.dkdv, mask, backward.dk_factor_in_tile),
     )
@@ -375,11 +378,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """`words`: its kernels take those of tests of pairs, by keys."""
-
     title: str
     parts: tuple[Part, ...]
-    words: bool = False
 
 
 def _sections(
@@ -467,10 +467,10 @@ def _hopper_backward(
     if hopper.fast_bwd is not None:
         parts.append(Part(template="hopper/backward", code=codes.dkdv))
     if hopper.apart is not None:
-        walk, keys, tests = hopper.apart.queries, hopper.apart.keys, with_bits(query_tests)
-        parts.append(Part(template="hopper/dkdv", code=codes.dkdv, sums=codes.dkdv_sums, walk=walk, tests=tests))
+        walk, keys = hopper.apart.queries, hopper.apart.keys
+        parts.append(Part(template="hopper/dkdv", code=codes.dkdv, sums=codes.dkdv_sums, walk=walk, tests=query_tests))
         parts.append(Part(template="hopper/dq", code=codes.dq, sums=codes.dq_sums, walk=keys, tests=key_tests))
     if not parts:
         return []
     shared = (Part(template="hopper/rings"), Part(template="hopper/pairs", code=codes.dkdv))
-    return [Section("backward, for compute capability 9.0", (*shared, *parts), words=True)]
+    return [Section("backward, for compute capability 9.0", (*shared, *parts))]

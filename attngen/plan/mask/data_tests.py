@@ -1,8 +1,7 @@
 """Comparisons of row data with column data, answered at run time from the least and greatest value of each tile.
 
 Takes a comparison of a mask, returns the two `Sides` of the `DataTest` that decides it: what depends on q, and what on
-k. A bool that a param holds for each pair is compared with a constant; its least and greatest values are those of each
-`UNIT` of held positions with each walked tile. Which tiles an answer leaves is the business of `ranges`.
+k. Which tiles an answer leaves is the business of `ranges`.
 """
 
 from __future__ import annotations
@@ -20,14 +19,11 @@ from attngen.plan.ints.linear import additive, total
 
 Sign: TypeAlias = OneOf["==", "<=", "<"]
 
-UNIT = 64
-"""So many held positions, from a multiple of this on, share the extremes of pairs: a tile asks all that it touches."""
-
 
 @dataclass(frozen=True, slots=True)
 class DataTest:
     """`row == col`, `row <= col` or, of ints, `row < col`. `row` reads q and `col` reads k, each with a load in it or
-    plain. Or the side that is walked reads both, and the other is a constant (`of_pairs`).
+    plain.
 
     In bounds, its answer for axis `k` stands as the symbols `NAME_any_lo`, `NAME_any_hi`, `NAME_all_lo`, `NAME_all_hi`
     (positions): the hull of the tiles in which the test can hold for some pair, and a run of tiles, perhaps empty, in
@@ -41,10 +37,6 @@ class DataTest:
 
     def bound(self, which: str) -> Symbol:
         return Symbol(f"{self.name}_{which}", Type.INT)
-
-    @property
-    def of_pairs(self) -> bool:
-        return any(reads(e, "q") and reads(e, "k") for e in (self.row, self.col))
 
     def code(self, axis: str) -> int:
         """What the runtime's functions call the test, where tiles of `axis` are walked."""

@@ -67,13 +67,15 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class TileTest:
     """`can`: some pair may be allowed; `must`: all are; `mixed`: some are, and others are not, for certain. `lists`:
-    which batches and heads may have maps of their own."""
+    which batches and heads may have maps of their own. `as_bits`: what is found of pairs is kept, a bit for each: all
+    heads share them, or a param has an element for each pair, which is read once then."""
 
     parts: tuple[Part, ...]
     can: Expr
     must: Expr
     mixed: Expr
     lists: Lists
+    as_bits: bool
 
     @property
     def conditions(self) -> tuple[Expr, Expr, Expr]:
@@ -108,19 +110,15 @@ def tile_test(mask: Expr, facts: Facts) -> TileTest | None:
     found = asked.condition(mask)
     mixed = conjunction(found.some, found.hole)
     lists = Lists(reads(mask, "b"), reads(mask, "h", "hkv"), shared=not reads(mask, "h"))
-    return TileTest(tuple(asked.parts), found.can, found.must, mixed, lists)
+    as_bits = not lists.by_head or any(_of_a_pair(e) for e in loads(mask))
+    return TileTest(tuple(asked.parts), found.can, found.must, mixed, lists, as_bits)
 
 
 def map_of(mask: Expr, keys: TileRanges, facts: Facts) -> TileTest | None:
     """The test that makes a map of tiles, where the closed form leaves out a condition, or data that are not the same
-    but in an order may leave holes. Where each pair has an element of its own, to look at pairs would be to read them
-    all once more; of floats the closed form knows more."""
-    if any({index("q"), index("k")} <= {*e.indices} for e in loads(mask)):
-        return None
+    but in an order may leave holes. Of floats the closed form knows more."""
     tests = keys.tests
-    if any(t.of_pairs or t.row.type is Type.FLOAT for t in tests) or (
-        keys.solved and all(t.sign == "==" for t in tests)
-    ):
+    if any(t.row.type is Type.FLOAT for t in tests) or (keys.solved and all(t.sign == "==" for t in tests)):
         return None
     return tile_test(mask, facts)
 
@@ -185,6 +183,8 @@ class _Asked:
         """A bool of a block of pairs, or whether a block's list has an element: known where each tile lies in one block
         or in two."""
         read = c.indices if c.member is None else (*c.indices, c.member)
+        if _of_a_pair(c):
+            return _UNKNOWN
         found = _all_known((i, i) if level_of(i) is Level.HEAD else self.bounds(i) for i in read)
         apart = [end for end in found or () if end[0] != end[1]]
         if found is None or len(apart) > _MOST_APART:
@@ -240,6 +240,11 @@ class _Asked:
             return least, most
         parts = _all_known(self.bounds(a) for a in e.args)
         return None if parts is None else _of_bounds(e, parts)
+
+
+def _of_a_pair(c: Load) -> bool:
+    """Whether each pair has an element of its own."""
+    return {index("q"), index("k")} <= {*c.indices}
 
 
 def _all_of(found: list[Found]) -> Found:

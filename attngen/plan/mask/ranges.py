@@ -40,9 +40,9 @@ class TileRanges:
     """Whether `any` and `all` are of every condition of the mask; some may have said nothing."""
 
 
-def tile_ranges(mask: Expr, axis: str, facts: Facts, *, named: frozenset[str] = frozenset()) -> TileRanges:
+def tile_ranges(mask: Expr, axis: str, facts: Facts) -> TileRanges:
     """The ranges of `axis` for a tile of the other axis. The ends of the sequences are always among the conditions."""
-    solver = _Solver(axis, facts, named)
+    solver = _Solver(axis, facts)
     inside = Pair((Segment(integer(0), solver.size),), (Segment(integer(0), solver.size),))
     found = meet(inside, solver.solve(mask))
     some, every = (tuple(_in_positions(s, solver.size, facts) for s in segments) for segments in (found.any, found.all))
@@ -62,9 +62,8 @@ def ends(axis: str) -> tuple[Symbol, Symbol]:
 
 
 class _Solver:
-    def __init__(self, axis: str, facts: Facts, named: frozenset[str]):
+    def __init__(self, axis: str, facts: Facts):
         self.axis = axis
-        self.named = named
         self.other = "q" if axis == "k" else "k"
         self.size = index("Sk" if axis == "k" else "Sq")
         self.held = HeldTile(self.other, *ends(axis), facts)
@@ -86,8 +85,6 @@ class _Solver:
             return self.unknown()
         if not reads(c, self.axis) and not reads_data(c, self.other):
             return self.row_condition(c)
-        if self.of_pairs(c):
-            return self.pairs(c)
         if isinstance(c, Apply):
             match c.op:
                 case Op.AND:
@@ -130,23 +127,6 @@ class _Solver:
         if reads(c, "q") and reads(c, "k"):
             return self.unknown()
         if reads(c, "k"):
-            return self.data_test(integer(1), number)
-        return self.data_test(sub(integer(1), number), integer(0))
-
-    def of_pairs(self, c: Expr) -> bool:
-        """Whether a condition is made of elements of named params alone."""
-        match c:
-            case Load():
-                return c.param in self.named and {index("q"), index("k")} <= set(c.indices)
-            case Apply(op=Op.AND | Op.OR | Op.NOT):
-                return all(self.of_pairs(a) for a in c.args)
-            case _:
-                return False
-
-    def pairs(self, c: Expr) -> Pair:
-        """Such a condition as one data test, whose walked side reads it."""
-        number = build.apply(Op.TO_INT, c)
-        if self.axis == "k":
             return self.data_test(integer(1), number)
         return self.data_test(sub(integer(1), number), integer(0))
 

@@ -83,6 +83,7 @@ turns."""
 _MAPPED = {**_TESTED, (64, 64): _two(64, stages=4)}
 """Where a map names the tiles, two warpgroups meet fewer of them than three: 1.22 ms for 1.82 on an H100, neighbours
 within 8 on an image of 128 x 128."""
+_BITS = {dims: _three(128, ordered=True) for dims in ((32, 32), (64, 64))}
 
 
 def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: bool = True) -> HopperPlan:
@@ -204,18 +205,18 @@ def _fastest(t: Traits, *, sequences: bool) -> Mapping[tuple[int, int], Skeleton
         return {}
     if not (plan.key_loops.full or plan.key_loops.partial):  # no query has a key
         return {}
+    exponential = plan.weights.form is Form.EXPONENTIAL
     match t.burden:
         case Burden.RANDOM:
             return {}
-        case Burden.PAIRS if plan.map and not t.pairs and plan.weights.form is Form.EXPONENTIAL:
+        case _ if t.reads_bits and exponential and not t.pairs and not is_dear(plan.pair_unit):
+            return {**_BITS, **_MIDDLE, **_LATENT, **_WIDE}
+        case Burden.PAIRS if plan.map and exponential and not t.pairs:
             return {**_MAPPED, **_MIDDLE} if _of_large_blocks(plan.attention.mask) else _MAPPED
-        case Burden.PAIRS if t.pairs or not t.reads_bits or is_dear(plan.pair_unit):
-            return _PAIRS
         case Burden.PAIRS:
-            small = {dims: _three(128, ordered=True) for dims in ((32, 32), (64, 64))}
-            return {**small, **_MIDDLE, **_LATENT, **_WIDE}
+            return _PAIRS
         case Burden.LIGHT | Burden.ENDS | Burden.SCORE | Burden.DATA:
-            exponential, some_whole = plan.weights.form is Form.EXPONENTIAL, bool(plan.key_loops.full or plan.map)
+            some_whole = bool(plan.key_loops.full or plan.map)
             if t.burden is Burden.DATA or (plan.map and loads(plan.attention.mask)):
                 return (_MAPPED if plan.map else _TESTED) if exponential and some_whole and not t.pairs else {}
             if not exponential:
@@ -295,7 +296,10 @@ def backward_skeletons(
         return {}
     # What is held beside the weights, a factor for each pair or its param, takes the registers of half a tile.
     beside = (
-        t.pairs or plan.diagonals or (t.named and not t.reads_bits) or not isinstance(plan.d_pair, Literal) or plan.map
+        t.pairs
+        or plan.diagonals
+        or ((t.named or plan.map) and not t.reads_bits)
+        or not isinstance(plan.d_pair, Literal)
     )
     narrow = replace(_BACKWARD[64, 64], queries=64 if beside or sequences else 128)
     wide = _BACKWARD[128, 128]

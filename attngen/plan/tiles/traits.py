@@ -20,7 +20,6 @@ from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
 from attngen.plan.score.ramp import Ramp, ramp
-from attngen.plan.score.weights import Form
 
 SQ = Symbol("Sq", Type.INT)
 B, H, HKV, Q, K = (Symbol(name, Type.INT) for name in ("b", "h", "hkv", "q", "k"))
@@ -87,12 +86,8 @@ def listed(walked: TileRanges) -> Lists:
 
 
 def reads_bits(plan: KernelPlan) -> bool:
-    """Whether the elements of pairs that a mask of exponential weights reads are bools that the kernels have as bits, a
-    few words a thread, once tests of them tell which tiles need the mask."""
-    found = {e for t in plan.keys.tests if t.of_pairs for side in (t.row, t.col) for e in loads(side)}
-    named = [e for e in loads(plan.attention.mask) if level_of(e) is Level.PAIR]
-    tested = bool(plan.key_loops.full and plan.query_loops.full)
-    return tested and plan.weights.form is Form.EXPONENTIAL and bool(named) and found.issuperset(named)
+    """Whether kernels have the mask as bits, a few words a thread, and no other part of it."""
+    return plan.map is not None and plan.map.as_bits
 
 
 def _heads_differ_in_keys(plan: KernelPlan) -> bool:

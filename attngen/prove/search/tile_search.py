@@ -233,8 +233,7 @@ class TileSearch:
         must: list[int] = []
         for number, start in enumerate(range(0, size, tile)):
             positions = np.arange(start, min(start + tile, size))
-            tile_of_pairs = {self.held: np.arange(first, last + 1)[:, None], self.walked: positions}
-            there = _spread(other, self.env(setting, **tile_of_pairs), setting)
+            there = _spread(other, self.env(setting, **{self.walked: positions}), setting)
             names = {"here_least": here[0], "here_most": here[1], "there_least": there[0], "there_most": there[1]}
             if bool(evaluate(t.can(self.walked), names, {})):
                 can.append(number)

@@ -294,12 +294,6 @@ def part_of_entry(item, n_tiles, parts):
     return row // n_tiles, row % n_tiles, item % parts
 
 
-@triton.jit
-def words_of(n_tiles):
-    """How many words a row of a map has, which has a bit for each tile."""
-    return (n_tiles + 31) // 32
-
-
 # ---------------------------------------------------------------- what the rows of one warpgroup walk
 #
 # Of the tiles that their program walks. Ends of runs that begin with `own_` are those of these rows.

@@ -11,7 +11,7 @@ from collections import namedtuple
 import triton
 import triton.language as tl
 
-from .items import head_of_share, part_of, words_of
+from .items import head_of_share, part_of
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -377,11 +377,38 @@ def listed_tiles(walks_ptr, tiles_ptr, row, n_walked):
 
 
 @triton.jit
+def stored_bits_of_keys(cell, pairs, first, queries):
+    """Stores 0 or 1 for each pair of 32 queries from `first` of a tile on, as bits: for each query words of keys."""
+    KEYS: tl.constexpr = pairs.shape[1]
+    words = tl.sum(tl.reshape(pairs, [KEYS, 32]) << tl.arange(0, 32)[None, :], 1)
+    tl.store(cell + first * (KEYS // 32) + tl.arange(0, KEYS), words)
+    return words
+
+
+@triton.jit
+def stored_bits_of_queries(cell, pairs, first, queries):
+    """The same, where each key has words of 32 queries for all `queries` of the tile."""
+    words = tl.sum(pairs << tl.arange(0, 32)[:, None], 0)
+    tl.store(cell + tl.arange(0, pairs.shape[1]) * (queries // 32) + first // 32, words)
+    return words
+
+
+@triton.jit
 def is_named(map_ptr, row, tile, n_walked):
     """Whether a row of a map names a tile."""
-    n_words = words_of(n_walked)
-    word = tl.load(map_ptr + tl.cast(row, tl.int64) * (2 * n_words) + tile // 32)
-    return (word >> (tile % 32)) & 1 != 0
+    return tl.load(map_ptr + tl.cast(row, tl.int64) * n_walked + tile) != 0
+
+
+@triton.jit
+def list_named(entries, tiles, n_walked, what):
+    """Stores the numbers of the tiles of which a row of a map says `what`, and returns how many these are."""
+    count = n_walked * 0
+    for first in range(0, n_walked, 128):
+        at = first + tl.arange(0, 128)
+        named = tl.where(tl.load(entries + at, mask=at < n_walked, other=0) == what, 1, 0)
+        tl.store(tiles + count + tl.cumsum(named, 0) - named, at, mask=named != 0)
+        count += tl.sum(named, 0)
+    return count
 
 
 @triton.jit
@@ -457,33 +484,3 @@ def matching_tiles(least_ptr, most_ptr, least, most, n_tiles, TILE: tl.constexpr
         count += tl.sum(tl.where(must, 1, 0), 0)
     all_hi = tl.where(count == all_hi - all_lo, all_hi, all_lo)
     return any_lo * TILE, any_hi * TILE, all_lo * TILE, all_hi * TILE
-
-
-@triton.jit
-def matching_pairs(least_ptr, most_ptr, here, first, last, n_tiles, TILE: tl.constexpr, TEST: tl.constexpr):
-    """`matching_tiles` between a constant and pairs, whose extremes each unit of held positions has for each walked
-    tile: what the units first … last have together.
-    """
-    own = first * n_tiles
-    any_lo, any_hi, all_lo, all_hi = matching_tiles(least_ptr + own, most_ptr + own, here, here, n_tiles, TILE, TEST)
-    for unit in tl.range(first + 1, last + 1):
-        own = unit * n_tiles
-        lo, hi, full_lo, full_hi = matching_tiles(least_ptr + own, most_ptr + own, here, here, n_tiles, TILE, TEST)
-        any_lo = tl.minimum(any_lo, lo)
-        any_hi = tl.maximum(any_hi, hi)
-        all_lo = tl.maximum(all_lo, full_lo)
-        all_hi = tl.minimum(all_hi, full_hi)
-    return any_lo, any_hi, all_lo, tl.maximum(all_lo, all_hi)
-
-
-@triton.jit
-def store_words(words_ptr, cell, pairs, n_tiles):
-    """Stores 0 or 1 for each pair of a unit of held positions and a walked tile, as bits: a word for 32 neighbours of
-    the tile. `cell`: the tile's number, among `n_tiles` for each unit.
-    """
-    ROWS: tl.constexpr = pairs.shape[0]
-    WORDS: tl.constexpr = pairs.shape[1] // 32
-    words = tl.sum(tl.reshape(pairs, [ROWS, WORDS, 32]) << tl.arange(0, 32)[None, None, :], 2)
-    row = tl.cast(cell // n_tiles, tl.int64) * ROWS + tl.arange(0, ROWS)
-    col = cell % n_tiles * WORDS + tl.arange(0, WORDS)
-    tl.store(words_ptr + row[:, None] * (n_tiles * WORDS) + col[None, :], words)

@@ -287,20 +287,24 @@ def unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def named_pairs(like, words_ptr, row, last, col, stride):
-    """Whether the bit of each pair of a tile is set, `like` the tile: rows from `row`, none beyond `last`, columns from
-    `col`. A thread reads one word for 32 columns of a row, and holds eight of these.
-    """
+def pair_words(like, cell):
+    """The bits of a tile's pairs, `like` the tile, from `cell` on: a word for 32 columns of a row."""
     ROWS: gl.constexpr = like.shape[0]
     COLS: gl.constexpr = like.shape[1]
     wide: gl.constexpr = like.reshape([ROWS, COLS // 32, 32]).type.layout
-    rows = tl.minimum(row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, gl.SliceLayout(2, wide))), last)
-    cols = col // 32 + gl.arange(0, COLS // 32, layout=gl.SliceLayout(0, gl.SliceLayout(2, wide)))
+    rows = gl.arange(0, ROWS, layout=gl.SliceLayout(1, gl.SliceLayout(2, wide)))
+    cols = gl.arange(0, COLS // 32, layout=gl.SliceLayout(0, gl.SliceLayout(2, wide)))
+    return gl.load(cell + rows[:, None] * (COLS // 32) + cols[None, :])
+
+
+@gluon.jit
+def kept_pairs(like, words):
+    """Whether the bit of each pair is set. A thread has one of the words for eight pairs."""
+    wide: gl.constexpr = like.reshape([like.shape[0], like.shape[1] // 32, 32]).type.layout
     bit = gl.arange(0, 32, layout=gl.SliceLayout(0, gl.SliceLayout(1, wide)))[None, None, :]
-    words = gl.load(words_ptr + tl.cast(rows, tl.int64)[:, None] * stride + cols[None, :])[:, :, None]
     # Two binary digits of a bit's number differ between threads, so each thread shifts by them once.
-    pairs = ((words >> (bit & 6)) & (1 << (bit & 25))) != 0
-    return gl.convert_layout(pairs.reshape([ROWS, COLS]), like.type.layout)
+    pairs = ((words[:, :, None] >> (bit & 6)) & (1 << (bit & 25))) != 0
+    return gl.convert_layout(pairs.reshape(like.shape), like.type.layout)
 
 
 @gluon.jit

@@ -769,7 +769,7 @@ def _kept_bits(like, q0, k0, call, config: gl.constexpr, BK: gl.constexpr):
     k_idx = sm90.opaque(k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, layout)))[:, None]
     row_term = q_idx + Sk - Sq
     allowed = (q_idx < Sq) & (k_idx <= row_term) & (k_idx < Sk)
-    low, high = allowed.reshape([BK, BQ // 2, 2]).split()
+    low, high = allowed.reshape([like.shape[0], BQ // 2, 2]).split()
     return gl.where(low, 0xFFFF, 0) | gl.where(high, -65536, 0)
 
 

@@ -152,8 +152,8 @@ def _extremes_kernel(
 
 @triton.jit
 def _pairs(q0, q1, k0, call, BK: tl.constexpr):
-    """Whether the mask allows some pair of 32 queries from q0 on, up to q1, and a tile of keys, and whether all that
-    are inside their tensors."""
+    """1 for each pair of 32 queries from q0 on, up to q1, and a tile of keys that is inside and that the mask allows,
+    and 1 for each that is outside or allowed."""
     _scale, _Hq, _Hkv, _Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
     q_idx = (q0 + tl.arange(0, 32))[:, None]
     head_term = Sk // 32 - 1 - 3
@@ -168,60 +168,60 @@ def _pairs(q0, q1, k0, call, BK: tl.constexpr):
     x_k = k_idx % 32
     inside = (q_idx <= q1) & (k_idx < Sk)
     allowed = (k_idx < Sk) & (row_term <= y_k) & (y_k <= row_term_2) & (row_term_3 <= x_k) & (x_k <= row_term_4)
-    some = tl.where(inside & allowed, 1, 0)
-    every = tl.where((inside == 0) | allowed, 1, 0)
-    return tl.max(tl.max(some, 1), 0), tl.min(tl.min(every, 1), 0)
+    return tl.where(inside & allowed, 1, 0), tl.where((inside == 0) | allowed, 1, 0)
 
 
 @triton.jit
-def _bits(flags):
+def _found(q0, q1, k0, call, BQ: tl.constexpr, BK: tl.constexpr):
+    """What the mask allows of the pairs of two tiles: 0 none, 1 some, 3 all. It looks until it knows."""
+    some = 0
+    every = 1
+    for first in range(0, BQ, 32):
+        if (some == 0) | (every != 0):
+            one, whole = _pairs(q0 + first, q1, k0, call, BK)
+            some |= tl.max(tl.max(one, 1), 0)
+            every &= tl.min(tl.min(whole, 1), 0)
+    return some + 2 * every
+
+
+@triton.jit
+def _word(flags):
     """32 flags as a word."""
     return tl.sum(tl.where(flags, 1, 0) << tl.arange(0, 32), 0)
-
-
-@triton.jit
-def _store_named(tiles, word, bits):
-    """Stores the numbers of the tiles that a word names, and returns how many these are."""
-    bit = tl.arange(0, 32)
-    named = (bits >> bit) & 1
-    tl.store(tiles + tl.cumsum(named, 0) - named, word * 32 + bit, mask=named != 0)
-    return tl.sum(named, 0)
 
 
 @triton.jit(do_not_specialize=["n_walked"])
 def _sort_tiles_kernel(map_ptr, walks_ptr, tiles_ptr, n_walked):
     """Lists the tiles that a row of the map names, first those that need no mask; how many these are, and how many all.
     """
-    row = tl.program_id(0)
-    n_words = items.words_of(n_walked)
-    words = map_ptr + tl.cast(row, tl.int64) * (2 * n_words)
-    tiles = tiles_ptr + tl.cast(row, tl.int64) * n_walked
-    count = n_walked * 0
-    for word in range(n_words):
-        count += _store_named(tiles + count, word, tl.load(words + n_words + word))
-    tl.store(walks_ptr + 2 * row, count)
-    for word in range(n_words):
-        count += _store_named(tiles + count, word, tl.load(words + word) & ~tl.load(words + n_words + word))
-    tl.store(walks_ptr + 2 * row + 1, count)
+    row = tl.cast(tl.program_id(0), tl.int64)
+    whole = rows.list_named(map_ptr + row * n_walked, tiles_ptr + row * n_walked, n_walked, 3)
+    tl.store(walks_ptr + 2 * row, whole)
+    others = rows.list_named(map_ptr + row * n_walked, tiles_ptr + row * n_walked + whole, n_walked, 1)
+    tl.store(walks_ptr + 2 * row + 1, whole + others)
 
 
 @triton.jit
 def _map_keys(
-    words, held_ends, walked_ends, tile, word, n_words, n_walked, call,
+    map_ptr, bits_ptr, first_entry, held_ends, walked_ends, tile, group, n_walked, call,
     BQ: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr,
 ):
-    """Stores two bits for each of 32 tiles of keys: whether the mask allows some pair of it and a tile that is
-    held, and whether it allows all, so that it need not be asked. CUT: neither need it where the tensor ends in a tile
-    that is held.
+    """Says of a share of 32 tiles of keys what the mask allows of the pairs with a tile that is held: 0 none, 1 some,
+    3 all, so that it need not be asked. Its row's entries begin at `first_entry`. CUT: it need not be asked either
+    where the tensor ends in a tile that is held.
 
-    Extremes say so of most tiles; of the others it looks at the pairs, 32 queries at a time.
+    Extremes say so of most tiles; of the others it looks at the pairs, 32 queries at a time. bits_ptr: where it keeps
+    what it finds, a bit for each pair of all tiles that need a mask: for each position that is held, words of 32
+    neighbours that are walked.
     """
     _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
     test1_least = tl.load(held_ends + 0)
     test1_most = tl.load(held_ends + 1)
     test3_least = tl.load(held_ends + 2)
     test3_most = tl.load(held_ends + 3)
-    at = word * 32 + tl.arange(0, 32)
+    share = group % 8
+    number = tl.arange(0, 32)
+    at = group // 8 * 32 + number
     there = at < n_walked
     ends = walked_ends + items.entry_of(0, at, n_walked, 0, 4)
     test0_least = tl.load(ends + 0, mask=there, other=0)
@@ -233,85 +233,99 @@ def _map_keys(
     inside = (at + 1) * BK <= Sk
     if not CUT:
         inside &= (tile + 1) * BQ <= Sq
-    every = _bits(must)
     mixed = there & False
-    some = every | _bits(mixed)
-    left = _bits(there & (must == 0) & (mixed == 0)
+    entry = tl.where(must, 3, tl.where(mixed, 1, 0))
+    unknown = (there & (must == 0) & (mixed == 0)
         & (tl.maximum(0, tl.maximum(test0_least - test1_most, -(test0_most - test1_least))) <= 3)
         & (tl.maximum(0, tl.maximum(test2_least - test3_most, -(test2_most - test3_least))) <= 3))
-    for number in range(32):
-        if (left >> number) & 1 != 0:
+    if bits_ptr is not None:
+        unknown |= mixed | (must & (inside == 0))
+    asked = _word(unknown)
+    for own in range(share, 32, 8):
+        if (asked >> own) & 1 != 0:
             q0 = tile * BQ
-            k0 = (word * 32 + number) * BK
-            found = 0
-            all_found = 1
-            for first in range(0, BQ, 32):
-                if (found == 0) | (all_found != 0):
-                    one, whole = _pairs(q0 + first, tl.minimum(q0 + BQ, Sq) - 1, k0, call, BK)
-                    found |= one
-                    all_found &= whole
-            some |= found << number
-            every |= all_found << number
-    tl.store(words + word, some)
-    tl.store(words + n_words + word, every & _bits(inside))
+            k0 = (group // 8 * 32 + own) * BK
+            q1 = tl.minimum(q0 + BQ, Sq) - 1
+            if bits_ptr is not None:
+                cell = bits_ptr + (first_entry + group // 8 * 32 + own) * (BQ * BK // 32)
+                some = tl.zeros([BK], tl.int32)
+                hole = some
+                for first in range(0, BQ, 32):
+                    one, _whole = _pairs(q0 + first, q1, k0, call, BK)
+                    bits = rows.stored_bits_of_keys(cell, one, first, BQ)
+                    some |= bits
+                    hole |= bits ^ -1
+                # Where the tensor ends in a tile, kernels ask the mask, whatever is found.
+                found = tl.max(tl.where(some != 0, 1, 0), 0) + 2 * tl.min(tl.where(hole != 0, 0, 1), 0)
+            else:
+                found = _found(q0, q1, k0, call, BQ, BK)
+            entry = tl.where(number == own, found, entry)
+    entry = tl.where(inside, entry, entry & 1)
+    tl.store(map_ptr + first_entry + at, entry, mask=there & (number % 8 == share))
 
 
 @triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
 def _map_keys_kernel(
-    map_ptr, q_ends_ptr, k_ends_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    map_ptr, bits_ptr, q_ends_ptr, k_ends_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1,
+    bias_stride_2,
     BQ: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr,
 ):
     """Calls `_map_keys` for each tile of each list."""
     call = (scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
     n_held = tl.cdiv(Sq, BQ)
     n_walked = tl.cdiv(Sk, BK)
-    n_words = items.words_of(n_walked)
-    place, tile, word = items.part_of_entry(tl.program_id(0), n_held, n_words)
+    place, tile, group = items.part_of_entry(tl.program_id(0), n_held, tl.cdiv(n_walked, 32) * 8)
     _batch, _kv_head = items.reader_of(place, Hkv, False, False)
-    words = map_ptr + tl.cast(items.entry_of(place, tile, n_held, 0, 1), tl.int64) * (2 * n_words)
+    first_entry = tl.cast(items.entry_of(place, tile, n_held, 0, 1), tl.int64) * n_walked
     held_ends = q_ends_ptr + items.entry_of(place, tile, n_held, 0, 4)
     walked_ends = k_ends_ptr + items.entry_of(place, 0, n_walked, 0, 4)
-    _map_keys(words, held_ends, walked_ends, tile, word, n_words, n_walked, call, BQ, BK, CUT)
+    _map_keys(map_ptr, bits_ptr, first_entry, held_ends, walked_ends, tile, group, n_walked, call, BQ, BK, CUT)
 
 
 @triton.jit(do_not_specialize=["n_held", "n_walked"])
-def _list_keys_kernel(map_ptr, walks_ptr, tiles_ptr, n_held, n_walked):
+def _list_keys_kernel(map_ptr, bits_ptr, walks_ptr, tiles_ptr, n_held, n_walked, WORDS: tl.constexpr):
     """Lists the tiles of keys that a row of the map names: each as twice its number, and one more if it needs no
-    mask; and how many there are. A list without any begins with tile 0, which kernels may visit all the same.
+    mask; and how many there are. A list without any begins with tile 0, which kernels may visit all the same: none
+    of its pairs, whose bits are so many WORDS, is allowed.
     """
     row = tl.program_id(0)
-    n_words = items.words_of(n_walked)
-    words = map_ptr + tl.cast(row, tl.int64) * (2 * n_words)
+    entries = map_ptr + tl.cast(row, tl.int64) * n_walked
     tiles = tiles_ptr + tl.cast(row, tl.int64) * n_walked
     count = n_walked * 0
-    for word in range(n_words):
-        bit = tl.arange(0, 32)
-        at = word * 32 + bit
-        some = (tl.load(words + word) >> bit) & 1
-        every = (tl.load(words + n_words + word) >> bit) & 1
-        tl.store(tiles + count + tl.cumsum(some, 0) - some, 2 * at + every, mask=some != 0)
+    for first in range(0, n_walked, 128):
+        at = first + tl.arange(0, 128)
+        entry = tl.load(entries + at, mask=at < n_walked, other=0)
+        some = tl.where(entry != 0, 1, 0)
+        tl.store(tiles + count + tl.cumsum(some, 0) - some, 2 * at + (entry >> 1), mask=some != 0)
         count += tl.sum(some, 0)
     tl.store(walks_ptr + row, count)
     tl.store(tiles, 0, mask=count == 0)
+    if bits_ptr is not None:
+        for first in range(0, tl.where(count == 0, WORDS, 0), 32):
+            tl.store(bits_ptr + tl.cast(row, tl.int64) * n_walked * WORDS + first + tl.arange(0, 32), 0)
 
 
 @triton.jit
 def _map_queries(
-    words, held_ends, walked_ends, tile, word, n_words, n_walked, call,
+    map_ptr, bits_ptr, first_entry, held_ends, walked_ends, tile, group, n_walked, call,
     BQ: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr,
 ):
-    """Stores two bits for each of 32 tiles of queries: whether the mask allows some pair of it and a tile that is
-    held, and whether it allows all, so that it need not be asked. CUT: neither need it where the tensor ends in a tile
-    that is held.
+    """Says of a share of 32 tiles of queries what the mask allows of the pairs with a tile that is held: 0 none, 1
+    some, 3 all, so that it need not be asked. Its row's entries begin at `first_entry`. CUT: it need not be asked
+    either where the tensor ends in a tile that is held.
 
-    Extremes say so of most tiles; of the others it looks at the pairs, 32 queries at a time.
+    Extremes say so of most tiles; of the others it looks at the pairs, 32 queries at a time. bits_ptr: where it keeps
+    what it finds, a bit for each pair of all tiles that need a mask: for each position that is held, words of 32
+    neighbours that are walked.
     """
     _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
     test0_least = tl.load(held_ends + 0)
     test0_most = tl.load(held_ends + 1)
     test2_least = tl.load(held_ends + 2)
     test2_most = tl.load(held_ends + 3)
-    at = word * 32 + tl.arange(0, 32)
+    share = group % 8
+    number = tl.arange(0, 32)
+    at = group // 8 * 32 + number
     there = at < n_walked
     ends = walked_ends + items.entry_of(0, at, n_walked, 0, 4)
     test1_least = tl.load(ends + 0, mask=there, other=0)
@@ -323,66 +337,76 @@ def _map_queries(
     inside = (at + 1) * BQ <= Sq
     if not CUT:
         inside &= (tile + 1) * BK <= Sk
-    every = _bits(must)
     mixed = there & False
-    some = every | _bits(mixed)
-    left = _bits(there & (must == 0) & (mixed == 0)
+    entry = tl.where(must, 3, tl.where(mixed, 1, 0))
+    unknown = (there & (must == 0) & (mixed == 0)
         & (tl.maximum(0, tl.maximum(test0_least - test1_most, -(test0_most - test1_least))) <= 3)
         & (tl.maximum(0, tl.maximum(test2_least - test3_most, -(test2_most - test3_least))) <= 3))
-    for number in range(32):
-        if (left >> number) & 1 != 0:
+    if bits_ptr is not None:
+        unknown |= mixed | (must & (inside == 0))
+    asked = _word(unknown)
+    for own in range(share, 32, 8):
+        if (asked >> own) & 1 != 0:
             k0 = tile * BK
-            q0 = (word * 32 + number) * BQ
-            found = 0
-            all_found = 1
-            for first in range(0, BQ, 32):
-                if (found == 0) | (all_found != 0):
-                    one, whole = _pairs(q0 + first, tl.minimum(q0 + BQ, Sq) - 1, k0, call, BK)
-                    found |= one
-                    all_found &= whole
-            some |= found << number
-            every |= all_found << number
-    tl.store(words + word, some)
-    tl.store(words + n_words + word, every & _bits(inside))
+            q0 = (group // 8 * 32 + own) * BQ
+            q1 = tl.minimum(q0 + BQ, Sq) - 1
+            if bits_ptr is not None:
+                cell = bits_ptr + (first_entry + group // 8 * 32 + own) * (BQ * BK // 32)
+                some = tl.zeros([BK], tl.int32)
+                hole = some
+                for first in range(0, BQ, 32):
+                    one, _whole = _pairs(q0 + first, q1, k0, call, BK)
+                    bits = rows.stored_bits_of_queries(cell, one, first, BQ)
+                    some |= bits
+                    hole |= bits ^ -1
+                # Where the tensor ends in a tile, kernels ask the mask, whatever is found.
+                found = tl.max(tl.where(some != 0, 1, 0), 0) + 2 * tl.min(tl.where(hole != 0, 0, 1), 0)
+            else:
+                found = _found(q0, q1, k0, call, BQ, BK)
+            entry = tl.where(number == own, found, entry)
+    entry = tl.where(inside, entry, entry & 1)
+    tl.store(map_ptr + first_entry + at, entry, mask=there & (number % 8 == share))
 
 
 @triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
 def _map_queries_kernel(
-    map_ptr, q_ends_ptr, k_ends_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    map_ptr, bits_ptr, q_ends_ptr, k_ends_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1,
+    bias_stride_2,
     BQ: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr,
 ):
     """Calls `_map_queries` for each tile of each list."""
     call = (scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
     n_held = tl.cdiv(Sk, BK)
     n_walked = tl.cdiv(Sq, BQ)
-    n_words = items.words_of(n_walked)
-    place, tile, word = items.part_of_entry(tl.program_id(0), n_held, n_words)
+    place, tile, group = items.part_of_entry(tl.program_id(0), n_held, tl.cdiv(n_walked, 32) * 8)
     _batch, _kv_head = items.reader_of(place, Hkv, False, False)
-    words = map_ptr + tl.cast(items.entry_of(place, tile, n_held, 0, 1), tl.int64) * (2 * n_words)
+    first_entry = tl.cast(items.entry_of(place, tile, n_held, 0, 1), tl.int64) * n_walked
     held_ends = k_ends_ptr + items.entry_of(place, tile, n_held, 0, 4)
     walked_ends = q_ends_ptr + items.entry_of(place, 0, n_walked, 0, 4)
-    _map_queries(words, held_ends, walked_ends, tile, word, n_words, n_walked, call, BQ, BK, CUT)
+    _map_queries(map_ptr, bits_ptr, first_entry, held_ends, walked_ends, tile, group, n_walked, call, BQ, BK, CUT)
 
 
 @triton.jit(do_not_specialize=["n_held", "n_walked", "n_slots"])
-def _list_queries_kernel(map_ptr, walks_ptr, tiles_ptr, met_ptr, firsts_ptr, n_held, n_walked, n_slots):
+def _list_queries_kernel(
+    map_ptr, bits_ptr, walks_ptr, tiles_ptr, met_ptr, firsts_ptr, n_held, n_walked, n_slots,
+    WORDS: tl.constexpr,
+):
     """Lists the tiles of queries that a row of the map names: each as twice its number, and one more if it needs no
-    mask; and how many there are. A list without any begins with tile 0, which kernels may visit all the same.
+    mask; and how many there are. A list without any begins with tile 0, which kernels may visit all the same: none
+    of its pairs, whose bits are so many WORDS, is allowed.
 
     For each of these tiles, also notes the first tile that is held of those that name it, as n_held minus its number,
     and the last, as its number plus 1. Tiles of sequences have slots for numbers; `firsts_ptr` says where they begin.
     """
     row = tl.program_id(0)
-    n_words = items.words_of(n_walked)
-    words = map_ptr + tl.cast(row, tl.int64) * (2 * n_words)
+    entries = map_ptr + tl.cast(row, tl.int64) * n_walked
     tiles = tiles_ptr + tl.cast(row, tl.int64) * n_walked
     count = n_walked * 0
-    for word in range(n_words):
-        bit = tl.arange(0, 32)
-        at = word * 32 + bit
-        some = (tl.load(words + word) >> bit) & 1
-        every = (tl.load(words + n_words + word) >> bit) & 1
-        tl.store(tiles + count + tl.cumsum(some, 0) - some, 2 * at + every, mask=some != 0)
+    for first in range(0, n_walked, 128):
+        at = first + tl.arange(0, 128)
+        entry = tl.load(entries + at, mask=at < n_walked, other=0)
+        some = tl.where(entry != 0, 1, 0)
+        tl.store(tiles + count + tl.cumsum(some, 0) - some, 2 * at + (entry >> 1), mask=some != 0)
         count += tl.sum(some, 0)
         if met_ptr is not None:
             place = row // n_held
@@ -394,6 +418,9 @@ def _list_queries_kernel(map_ptr, walks_ptr, tiles_ptr, met_ptr, firsts_ptr, n_h
             tl.atomic_max(backwards, noted[1], mask=some != 0, sem="relaxed")
     tl.store(walks_ptr + row, count)
     tl.store(tiles, 0, mask=count == 0)
+    if bits_ptr is not None:
+        for first in range(0, tl.where(count == 0, WORDS, 0), 32):
+            tl.store(bits_ptr + tl.cast(row, tl.int64) * n_walked * WORDS + first + tl.arange(0, 32), 0)
 
 
 # ---------------------------------------------------------------- forward
@@ -509,7 +536,7 @@ def _forward_kernel(
 # every function takes. _Config: compile-time constants. _Results: where results go. _Walk: the tiles of keys that a
 # warpgroup visits.
 _Rings = namedtuple("_Rings", "q k v")
-_Work = namedtuple("_Work", "notes queue_ptr n_work together walks_ptr tiles_ptr")
+_Work = namedtuple("_Work", "notes queue_ptr n_work together walks_ptr tiles_ptr bits_ptr")
 _Call = namedtuple("_Call", "scale Hq Hkv Sq Sk bias_ptr bias_stride_0 bias_stride_1 bias_stride_2")
 _Config = namedtuple("_Config",
     "D Dv BLOCK_DV BQ BK STAGES SCHEDULE OUT_APART PIPELINED PRECISE Q_COLS K_COLS K_PARTS PARTS ORDER "
@@ -520,13 +547,15 @@ _Walk = namedtuple("_Walk", "turn n_steps first stop met")
 
 @gluon.jit
 def _key_runs(q0, batch, kv_head, work, call, config: gl.constexpr):
-    """How many tiles of keys the tile of queries from q0 on meets, and where `_list_keys_kernel` stored them."""
+    """How many tiles of keys the tile of queries from q0 on meets, and where `_list_keys_kernel` stored them, and
+    `_map_keys_kernel` which of their pairs are allowed."""
     first = 0
     n_held = (call.Sq + config.BQ - 1) // config.BQ
     place = items.list_of(batch, kv_head, call.Hkv, False, False)
     row = items.entry_of(place, first + q0 // config.BQ, n_held, 0, 1)
-    tiles = work.tiles_ptr + tl.cast(row, gl.int64) * ((call.Sk + config.BK - 1) // config.BK)
-    return gl.load(work.walks_ptr + row), tiles
+    first_entry = tl.cast(row, gl.int64) * ((call.Sk + config.BK - 1) // config.BK)
+    return (gl.load(work.walks_ptr + row), work.tiles_ptr + first_entry,
+        work.bits_ptr + first_entry * (config.BQ * config.BK // 32))
 
 
 @gluon.jit
@@ -543,7 +572,7 @@ def _load_tiles(q_desc, k_desc, v_desc, rings, work, call, config: gl.constexpr)
         tile, batch, head = items.tile_of_item(item, work.n_work, n_tiles, Hq, work.together, False, False)
         kv_head = items.kv_head_of(head, Hq, Hkv)
         q0 = tile * BQ
-        any_hi, met = _key_runs(q0, batch, kv_head, work, call, config)
+        any_hi, met, _bits = _key_runs(q0, batch, kv_head, work, call, config)
         n_steps = tl.maximum(any_hi, 1)
         v0 = 0
         for step in range(n_steps + 1):  # values come a step after their keys
@@ -586,7 +615,7 @@ def _load_tiles(q_desc, k_desc, v_desc, rings, work, call, config: gl.constexpr)
 
 
 @gluon.jit
-def _weigh(row_sum, row_max, qk, k0, masked, terms, config: gl.constexpr):
+def _weigh(row_sum, row_max, qk, words, k0, masked, terms, config: gl.constexpr):
     """The weights P of 64 queries for the keys k0 … k0 + BK - 1, packed, and the rows' state after them: the sums l of
     weights, and references, which are earlier maxima, renewed when a sum passes 2^8. With X the logits, to base 2, and
     M those of the references:
@@ -595,8 +624,7 @@ def _weigh(row_sum, row_max, qk, k0, masked, terms, config: gl.constexpr):
 
     `terms`: values that do not depend on the key.
     """
-    (Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, row_term, row_term_2,
-        row_term_3, row_term_4) = terms
+    head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, _bits, head_term, y_q, x_q = terms
     BK: gl.constexpr = config.BK
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     y_k = k_idx // 32
@@ -609,8 +637,8 @@ def _weigh(row_sum, row_max, qk, k0, masked, terms, config: gl.constexpr):
         tl.float32) * 1.4426950408889634)
     if masked:
         sm90.opaque(k0)  # else the compilers may make the mask for every tile
-        x = tl.where((k_idx < Sk) & (row_term <= y_k) & (y_k <= row_term_2) & (row_term_3 <= x_k) & (x_k <= row_term_4),
-            x, float("-inf"))
+        allowed = sm90.kept_pairs(qk, words)
+        x = tl.where(allowed, x, float("-inf"))
     weight, sums, row_max, rescale = sm90.lagging_weights(x, row_max, 1.0, config.dtype, 8)
     row_sum = row_sum * rescale + sums
     return weight, rescale, row_sum, row_max
@@ -622,25 +650,31 @@ def _attend(acc, row_sum, row_max, q, rings, walk, terms, config: gl.constexpr, 
     current ones; else the other warpgroups fill the gaps.
     """
     turn, n_steps, first, stop, met = walk
+    _head, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2, bits, _head_term, _y_q, _x_q = terms
     BK: gl.constexpr = config.BK
     weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     no_scores = gl.zeros([64, BK], gl.float32, layout=config.qk_layout)
+    words = sm90.pair_words(no_scores, bits)
     begin = first
     if config.PIPELINED:
         step = first
         begin = first + 1
         at = n_steps - 1 - step
         entry = gl.load(met + at)
+        if entry % 2 == 0:
+            words = sm90.pair_words(no_scores, bits + (entry >> 1) * (BK // 32 * config.BQ))
         k_place = sm90.await_tile(rings.k, turn + step)
         qk_token = sm90.start_scores(q, rings.k, k_place, no_scores, config)
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
         sm90.release(rings.k, turn + step)
-        weight, rescale, row_sum, row_max = _weigh(row_sum, row_max, qk, (entry >> 1) * BK, entry % 2 == 0, terms,
-            config)
+        weight, rescale, row_sum, row_max = _weigh(row_sum, row_max, qk, words, (entry >> 1) * BK, entry % 2 == 0,
+            terms, config)
         p = sm90.unpacked(weight, config.dtype, weight_layout)
     for step in range(begin, stop):
         at = n_steps - 1 - step
         entry = gl.load(met + at)
+        if entry % 2 == 0:
+            words = sm90.pair_words(no_scores, bits + (entry >> 1) * (BK // 32 * config.BQ))
         k_place = sm90.await_tile(rings.k, turn + step)
         sm90.await_products(config.ORDER, PART)
         qk_token = sm90.start_scores(q, rings.k, k_place, no_scores, config)
@@ -650,8 +684,8 @@ def _attend(acc, row_sum, row_max, q, rings, walk, terms, config: gl.constexpr, 
         sm90.pass_products(config.ORDER, (PART + 1) % config.PARTS)
         qk = warpgroup_mma_wait(1 if config.PIPELINED else 0, deps=(qk_token,))
         sm90.release(rings.k, turn + step)
-        weight, rescale, row_sum, row_max = _weigh(row_sum, row_max, qk, (entry >> 1) * BK, entry % 2 == 0, terms,
-            config)
+        weight, rescale, row_sum, row_max = _weigh(row_sum, row_max, qk, words, (entry >> 1) * BK, entry % 2 == 0,
+            terms, config)
         if config.PIPELINED:
             sm90.pin_order(n_steps)
             acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
@@ -701,7 +735,7 @@ def _store_tile(acc, lse, place, results, rings, call, config: gl.constexpr, PAR
 @gluon.jit
 def _attend_tiles(results, rings, work, call, config: gl.constexpr, PART: gl.constexpr):
     """A consumer warpgroup: 64 queries of every tile."""
-    scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2 = call
+    scale, Hq, Hkv, Sq, _Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, config.Q_COLS], config.dtype)
@@ -718,23 +752,16 @@ def _attend_tiles(results, rings, work, call, config: gl.constexpr, PART: gl.con
     while item < work.n_work:
         kv_head = items.kv_head_of(head, Hq, Hkv)
         q0 = tile * BQ
-        any_hi, met = _key_runs(q0, batch, kv_head, work, call, config)
+        any_hi, met, bits = _key_runs(q0, batch, kv_head, work, call, config)
         n_steps = tl.maximum(any_hi, 1)
         q0 += PART * 64
+        bits += PART * (64 * BK // 32)
         queries = q0 + gl.arange(0, 64, layout=rows_layout)
         q_idx = queries[:, None]
         head_term = scale * 1.4426950408889634
-        head_term_2 = Sk // 32 - 1 - 3
         y_q = q_idx // 32
         x_q = q_idx % 32
-        centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
-        row_term = centre - 3
-        row_term_2 = centre + 3
-        centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
-        row_term_3 = centre_2 - 3
-        row_term_4 = centre_2 + 3
-        terms = (Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, row_term,
-            row_term_2, row_term_3, row_term_4)
+        terms = (head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, bits, head_term, y_q, x_q)
 
         acc = gl.zeros([64, config.BLOCK_DV], gl.float32, layout=acc_layout)
         row_sum, row_max = sm90.no_key_yet(no_scores)
@@ -771,8 +798,8 @@ def _attend_tiles(results, rings, work, call, config: gl.constexpr, PART: gl.con
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
 def _hopper_forward_kernel(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, rest_ptr, queue_ptr, n_work, together, walks_ptr, tiles_ptr, scale, Hq,
-    Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, rest_ptr, queue_ptr, n_work, together, walks_ptr, tiles_ptr, bits_ptr,
+    scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
     BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, OUT_APART: gl.constexpr,
     PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, PRECISE: gl.constexpr,
@@ -806,7 +833,7 @@ def _hopper_forward_kernel(
     rings = _Rings(q_ring, k_ring, sm90.ring(v_tiles, V_FREE, STAGES, THREADS, 1))
     fence_async_shared()
     BARRIER()  # once here: else the compiler puts one into the loops
-    work = _Work(notes, queue_ptr, n_work, together, walks_ptr, tiles_ptr)
+    work = _Work(notes, queue_ptr, n_work, together, walks_ptr, tiles_ptr, bits_ptr)
     call = _Call(scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
     results = _Results(out_desc, out_tiles, lse_ptr, rest_ptr)
     if PARTS == 2:
@@ -1157,27 +1184,11 @@ _BackwardCall = namedtuple("_BackwardCall", "scale Hq Hkv Sq Sk bias_ptr bias_st
 
 
 @gluon.jit
-def _kept_bits(like, q0, k0, call, config: gl.constexpr, BK: gl.constexpr):
-    """All bits of each packed pair that the mask allows, and none of the others. Positions are computed again, because
-    there are no registers to keep them.
-    """
-    _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
+def _kept_bits(like, words, config: gl.constexpr):
+    """All bits of each packed pair that the mask allows, and none of the others."""
     BQ: gl.constexpr = config.BQ
-    layout: gl.constexpr = like.type.layout
-    q_idx = sm90.opaque(q0 + gl.arange(0, BQ, layout=gl.SliceLayout(0, layout)))[None, :]
-    k_idx = sm90.opaque(k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, layout)))[:, None]
-    head_term = Sk // 32 - 1 - 3
-    y_k = k_idx // 32
-    col_term = y_k - 3
-    col_term_2 = y_k + 3
-    x_k = k_idx % 32
-    col_term_3 = x_k - 3
-    col_term_4 = x_k + 3
-    centre = tl.minimum(tl.maximum(q_idx // 32, 3), head_term)
-    centre_2 = tl.minimum(tl.maximum(q_idx % 32, 3), 28)
-    allowed = ((q_idx < Sq) & (col_term <= centre) & (centre <= col_term_2) & (col_term_3 <= centre_2)
-        & (centre_2 <= col_term_4) & (k_idx < Sk))
-    low, high = allowed.reshape([BK, BQ // 2, 2]).split()
+    allowed = sm90.kept_pairs(like, words)
+    low, high = allowed.reshape([like.shape[0], BQ // 2, 2]).split()
     return gl.where(low, 0xFFFF, 0) | gl.where(high, -65536, 0)
 
 
@@ -1187,8 +1198,7 @@ def _weigh_again(qk, row_lse, head, q0, terms, config: gl.constexpr, dtype: gl.c
     where the score is not linear in q . k, also the weights times its derivative. Packed, and not yet masked. `terms`:
     values that do not depend on the query.
     """
-    (_Sq, _Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, _head_term_2, y_k, x_k, _col_term,
-        _col_term_2, _col_term_3, _col_term_4) = terms
+    _Sq, _Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_k, x_k = terms
     BQ: gl.constexpr = config.BQ
     columns: gl.constexpr = gl.SliceLayout(0, qk.type.layout)
     q_idx = (q0 + gl.arange(0, BQ, layout=columns))[None, :]
@@ -1216,8 +1226,8 @@ def _weigh_again(qk, row_lse, head, q0, terms, config: gl.constexpr, dtype: gl.c
 _BackwardRings = namedtuple("_BackwardRings", "k v q d_out rows ds notes")
 _BackwardResults = namedtuple("_BackwardResults", "dk_desc dv_desc dk_tiles")
 _BackwardWork = namedtuple("_BackwardWork",
-    "lse_ptr delta_ptr dq_parts_ptr parts_ptr added_ptr queue_ptr n_work together span walks_ptr met_ptr "
-    "map_ptr tiles_ptr")
+    "lse_ptr delta_ptr dq_parts_ptr parts_ptr added_ptr queue_ptr n_work together span met_ptr map_ptr "
+    "walks_ptr tiles_ptr bits_ptr")
 _BackwardConfig = namedtuple("_BackwardConfig", "D Dv BLOCK_D BLOCK_DV BQ BK EARLY SHARED DK_OVER_DS")
 
 
@@ -1236,13 +1246,15 @@ def _item(item, work, call, config: gl.constexpr):
 
 @gluon.jit
 def _query_runs(tile, batch, kv_head, work, call, config: gl.constexpr):
-    """How many tiles of queries a tile of keys meets, as runs, and where `_list_queries_kernel` stored them."""
+    """How many tiles of queries a tile of keys meets, as runs, and where `_list_queries_kernel` stored them, and
+    `_map_queries_kernel` which of their pairs are allowed."""
     first = 0
     n_held = (call.Sk + config.BK - 1) // config.BK
     place = items.list_of(batch, kv_head, call.Hkv, False, False)
     row = items.entry_of(place, first + tile, n_held, 0, 1)
-    tiles = work.tiles_ptr + tl.cast(row, gl.int64) * ((call.Sq + config.BQ - 1) // config.BQ)
-    return 0, gl.load(work.walks_ptr + row), tiles
+    first_entry = tl.cast(row, gl.int64) * ((call.Sq + config.BQ - 1) // config.BQ)
+    return (0, gl.load(work.walks_ptr + row), work.tiles_ptr + first_entry,
+        work.bits_ptr + first_entry * (config.BQ * config.BK // 32))
 
 
 @gluon.jit
@@ -1261,7 +1273,7 @@ def _load_backward_tiles(q_desc, k_desc, v_desc, d_out_desc, item, rings, work, 
             head = items.query_head(kv_head, member, call.Hq // call.Hkv)
             lse_tiles, delta_tiles = rings.rows
             row = (batch * tl.cast(call.Hq, gl.int64) + head) * call.Sq
-            first, stop, met = _query_runs(tile, batch, kv_head, work, call, config)
+            first, stop, met, _bits = _query_runs(tile, batch, kv_head, work, call, config)
             n_steps = stop - first
             for step in range(n_steps):
                 at = items.tile_of_step(step, first, stop, back, False)
@@ -1304,15 +1316,15 @@ def _parts_before(order, back, place, at, n_tiles, work, call, config: gl.conste
     """How many parts have been when the last earlier tile of keys that meets the tile of queries `at` is added."""
     first = 0
     n_held = (call.Sk + config.BK - 1) // config.BK
-    n_words = items.words_of((call.Sq + config.BQ - 1) // config.BQ)
+    room = (call.Sq + config.BQ - 1) // config.BQ
     count = 0
     chunk = items.last_chunk(order)
     while count == 0:
         others = items.place_of_lane(chunk, gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0])))
         tile = items.tile_in_order(others, n_tiles, back)
         row = tl.cast(items.entry_of(place, first + tile, n_held, 0, 1), gl.int64)
-        word = gl.load(work.map_ptr + row * 2 * n_words + at // 32, mask=others < order, other=0)
-        count = tl.max(gl.where((word >> at % 32) & 1 != 0, items.passed_turn(others), 0), 0)
+        entry = gl.load(work.map_ptr + row * room + at, mask=others < order, other=0)
+        count = tl.max(gl.where(entry != 0, items.passed_turn(others), 0), 0)
         chunk -= 1
     return count
 
@@ -1328,7 +1340,7 @@ def _await_parts(item, rings, adding, work, call, config: gl.constexpr):
             head = items.query_head(kv_head, member, call.Hq // call.Hkv)
             cells = work.added_ptr + (batch * call.Hq + head) * ((call.Sq + config.BQ - 1) // config.BQ)
             place = items.list_of(batch, kv_head, call.Hkv, False, False)
-            first, stop, met = _query_runs(tile, batch, kv_head, work, call, config)
+            first, stop, met, _bits = _query_runs(tile, batch, kv_head, work, call, config)
             for step in range(stop - first):
                 at = items.tile_of_step(step, first, stop, back, False)
                 at = gl.load(met + at) >> 1
@@ -1351,7 +1363,7 @@ def _note_parts(item, rings, adding, work, call, config: gl.constexpr):
         for member in range(start, end):
             head = items.query_head(kv_head, member, call.Hq // call.Hkv)
             cells = work.added_ptr + (batch * call.Hq + head) * ((call.Sq + config.BQ - 1) // config.BQ)
-            first, stop, met = _query_runs(tile, batch, kv_head, work, call, config)
+            first, stop, met, _bits = _query_runs(tile, batch, kv_head, work, call, config)
             for step in range(stop - first):
                 sm90.await_step(adding.added, turn)
                 at = items.tile_of_step(step, first, stop, back, False)
@@ -1376,7 +1388,7 @@ def _add_dq_tiles(item, rings, adding, work, call, config: gl.constexpr):
         for member in range(start, end):
             head = items.query_head(kv_head, member, call.Hq // call.Hkv)
             place = items.list_of(batch, kv_head, call.Hkv, False, False)
-            first, stop, met = _query_runs(tile, batch, kv_head, work, call, config)
+            first, stop, met, _bits = _query_runs(tile, batch, kv_head, work, call, config)
             for step in range(stop - first):
                 at = items.tile_of_step(step, first, stop, back, False)
                 at = gl.load(met + at) >> 1
@@ -1391,13 +1403,13 @@ def _add_dq_tiles(item, rings, adding, work, call, config: gl.constexpr):
 
 
 @gluon.jit
-def _differentiate_tile(dk, dv, turn, at, masked, rings, held, terms, call, config: gl.constexpr, PART: gl.constexpr):
+def _differentiate_tile(dk, dv, turn, at, masked, rings, held, terms, config: gl.constexpr, PART: gl.constexpr):
     """Adds the tile of queries `at` to dK and dV, and stores its dS for dQ.
 
     Threads read shared memory before they start a product, since later their reads would queue behind the product's. dS
     is stored while the products of dV and dK run.
     """
-    _batch, head, _kv_head, k0, _k_idx = held
+    _batch, head, _kv_head, _k0, _k_idx, bits = held
     BQ: gl.constexpr = config.BQ
     HALF: gl.constexpr = config.BK // 2
     dtype: gl.constexpr = rings.q.tiles.dtype
@@ -1414,15 +1426,13 @@ def _differentiate_tile(dk, dv, turn, at, masked, rings, held, terms, call, conf
     if config.EARLY:
         sm90.await_tile(rings.d_out, turn)
     if not config.EARLY:  # then there are registers for it
-        kept = sm90.packed(no_pairs, dtype) | -1
-        if masked:
-            kept = _kept_bits(no_pairs, at * BQ, k0, call, config, HALF)
+        words = sm90.pair_words(no_pairs, bits + at * (config.BK * BQ // 32))
     qk = warpgroup_mma_wait(0, deps=(qk_token,))
     weight = _weigh_again(qk, row_lse, head, at * BQ, terms, config, dtype)
-    if not config.EARLY:
-        weight &= kept
-    elif masked:
-        kept = _kept_bits(no_pairs, at * BQ, k0, call, config, HALF)
+    if masked:
+        if config.EARLY:
+            words = sm90.pair_words(no_pairs, bits + at * (config.BK * BQ // 32))
+        kept = _kept_bits(no_pairs, words, config)
         weight &= kept
     if not config.EARLY:
         sm90.await_tile(rings.d_out, turn)
@@ -1467,28 +1477,22 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
         mbarrier.wait(rings.v.ready, round & 1)
         for member in range(start, end):
             head = items.query_head(kv_head, member, call.Hq // call.Hkv)
-            first, stop, met = _query_runs(tile, batch, kv_head, work, call, config)
-            own_first, own_stop, _own_met = _query_runs(tile, batch, kv_head, work, call, config)
+            first, stop, met, bits = _query_runs(tile, batch, kv_head, work, call, config)
+            own_first, own_stop, _own_met, _own_bits = _query_runs(tile, batch, kv_head, work, call, config)
             begin, after = items.half_of_steps(first, stop, own_first, own_stop, back, False)
             for step in range(begin):
                 sm90.release_queries(turn + step, rings, config, PART)
             turn += begin
             head_term = scale * 1.4426950408889634
-            head_term_2 = Sk // 32 - 1 - 3
             y_k = k_idx // 32
             x_k = k_idx % 32
-            col_term = y_k - 3
-            col_term_2 = y_k + 3
-            col_term_3 = x_k - 3
-            col_term_4 = x_k + 3
-            terms = (Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k,
-                col_term, col_term_2, col_term_3, col_term_4)
-            held = (batch, head, kv_head, k0, k_idx)
+            terms = (Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_k, x_k)
+            bits += PART * (HALF * config.BQ // 32)
+            held = (batch, head, kv_head, k0, k_idx, bits)
             for step in range(begin, after):
                 at = items.tile_of_step(step, first, stop, back, False)
                 entry = gl.load(met + at)
-                dk, dv = _differentiate_tile(dk, dv, turn, (entry >> 1), entry % 2 == 0, rings, held, terms, call,
-                    config, PART)
+                dk, dv = _differentiate_tile(dk, dv, turn, entry >> 1, entry % 2 == 0, rings, held, terms, config, PART)
                 turn += 1
             for step in range(after, stop - first):
                 sm90.release_queries(turn + step - after, rings, config, PART)
@@ -1557,8 +1561,8 @@ def _collect_kernel(
 @gluon.jit(do_not_specialize=['n_work', 'together', 'span', 'Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
 def _hopper_backward_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, dq_parts_ptr, parts_ptr, added_ptr,
-    queue_ptr, n_work, together, span, walks_ptr, met_ptr, map_ptr, tiles_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr,
-    bias_stride_0, bias_stride_1, bias_stride_2,
+    queue_ptr, n_work, together, span, met_ptr, map_ptr, walks_ptr, tiles_ptr, bits_ptr, scale, Hq, Hkv, Sq, Sk,
+    bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
     BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, SHARED: gl.constexpr, SPARE: gl.constexpr,
 ):
@@ -1580,8 +1584,8 @@ def _hopper_backward_kernel(
     dtype: gl.constexpr = q_desc.dtype
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, BQ], dtype)
     work = _BackwardWork(lse_ptr, delta_ptr, dq_parts_ptr, parts_ptr, added_ptr, queue_ptr, n_work, together, span,
-        walks_ptr,
-        met_ptr, map_ptr, tiles_ptr)
+        met_ptr, map_ptr,
+        walks_ptr, tiles_ptr, bits_ptr)
     call = _BackwardCall(scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
     config: gl.constexpr = _BackwardConfig(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, EARLY, SHARED, DK_OVER_DS)
     k_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], k_desc.layout)
@@ -1628,7 +1632,7 @@ def _hopper_backward_kernel(
 
 
 _DkdvRings = namedtuple("_DkdvRings", "k v q d_out pairs lse_tiles delta_tiles")
-_DkdvWork = namedtuple("_DkdvWork", "lse_ptr delta_ptr n_work together walks_ptr tiles_ptr")
+_DkdvWork = namedtuple("_DkdvWork", "lse_ptr delta_ptr n_work together walks_ptr tiles_ptr bits_ptr")
 _DkdvConfig = namedtuple("_DkdvConfig", "D Dv BLOCK_D BLOCK_DV BQ BK")
 
 
@@ -1638,8 +1642,9 @@ def _queries_met(k0, batch, kv_head, work, call, config: gl.constexpr):
     n_tiles = (call.Sk + config.BK - 1) // config.BK
     place = items.list_of(batch, kv_head, call.Hkv, False, False)
     row = items.entry_of(place, k0 // config.BK, n_tiles, 0, 1)
-    tiles = work.tiles_ptr + tl.cast(row, gl.int64) * ((call.Sq + config.BQ - 1) // config.BQ)
-    return gl.load(work.walks_ptr + row), tiles
+    first_entry = tl.cast(row, gl.int64) * ((call.Sq + config.BQ - 1) // config.BQ)
+    return (gl.load(work.walks_ptr + row), work.tiles_ptr + first_entry,
+        work.bits_ptr + first_entry * (config.BQ * config.BK // 32))
 
 
 @gluon.jit
@@ -1662,7 +1667,7 @@ def _load_query_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, con
     for member in range(group):
         head = items.query_head(kv_head, member, group)
         row = (batch * tl.cast(call.Hq, gl.int64) + head) * call.Sq
-        any_hi, met = _queries_met(k0, batch, kv_head, work, call, config)
+        any_hi, met, _bits = _queries_met(k0, batch, kv_head, work, call, config)
         n_steps = tl.maximum(any_hi, 1)
         for step in range(n_steps):
             at = step
@@ -1706,17 +1711,11 @@ def _weigh_query_tiles(dv_desc, rings, work, call, config: gl.constexpr):
     group = Hq // Hkv
     for member in range(group):
         head = items.query_head(kv_head, member, group)
-        any_hi, met = _queries_met(k0, batch, kv_head, work, call, config)
+        any_hi, met, bits = _queries_met(k0, batch, kv_head, work, call, config)
         head_term = scale * 1.4426950408889634
-        head_term_2 = Sk // 32 - 1 - 3
         y_k = k_idx // 32
         x_k = k_idx % 32
-        col_term = y_k - 3
-        col_term_2 = y_k + 3
-        col_term_3 = x_k - 3
-        col_term_4 = x_k + 3
-        terms = (Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k,
-            col_term, col_term_2, col_term_3, col_term_4)
+        terms = (Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_k, x_k)
         n_steps = tl.maximum(any_hi, 1)
         place = sm90.await_tile(rings.q, turn)
         qk_token = sm90.start_product(rings.k.tiles, 0, rings.q.tiles.index(place), no_pairs, config.BLOCK_D)
@@ -1727,7 +1726,7 @@ def _weigh_query_tiles(dv_desc, rings, work, call, config: gl.constexpr):
             row_lse = rings.lse_tiles.index(place).load(gl.SliceLayout(0, pair_layout))[None, :]
             weight = _weigh_again(qk, row_lse, head, (entry >> 1) * BQ, terms, config, dtype)
             if entry % 2 == 0:
-                kept = _kept_bits(qk, (entry >> 1) * BQ, k0, call, config, BK)
+                kept = _kept_bits(qk, sm90.pair_words(qk, bits + (entry >> 1) * (BK * BQ // 32)), config)
                 weight &= kept
             sm90.release(rings.q, turn + step)
             sm90.hand_over(weight, rings.pairs, turn + step)
@@ -1766,7 +1765,7 @@ def _differentiate_query_tiles(dk_desc, rings, work, call, config: gl.constexpr)
     turn = 0
     group = Hq // Hkv
     for _member in range(group):
-        any_hi, _met = _queries_met(k0, batch, kv_head, work, call, config)
+        any_hi, _met, _bits = _queries_met(k0, batch, kv_head, work, call, config)
         n_steps = tl.maximum(any_hi, 1)
         place = sm90.await_tile(rings.d_out, turn)
         dp_token = sm90.start_product(rings.v.tiles, 0, rings.d_out.tiles.index(place), no_pairs, config.BLOCK_DV)
@@ -1795,7 +1794,7 @@ def _differentiate_query_tiles(dk_desc, rings, work, call, config: gl.constexpr)
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
 def _hopper_dkdv_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, n_work, together, walks_ptr, tiles_ptr,
-    scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    bits_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
     BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, SPARE: gl.constexpr,
 ):
@@ -1828,7 +1827,7 @@ def _hopper_dkdv_kernel(
     rings = _DkdvRings(keys, values, q_ring, d_out_ring, handover, lse_tiles, delta_tiles)
     fence_async_shared()
     BARRIER()  # once here: else the compiler puts one into the loops
-    work = _DkdvWork(lse_ptr, delta_ptr, n_work, together, walks_ptr, tiles_ptr)
+    work = _DkdvWork(lse_ptr, delta_ptr, n_work, together, walks_ptr, tiles_ptr, bits_ptr)
     call = _BackwardCall(scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
     config: gl.constexpr = _DkdvConfig(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK)
     gl.warp_specialize(
@@ -1843,7 +1842,7 @@ def _hopper_dkdv_kernel(
 
 
 _DqRings = namedtuple("_DqRings", "q d_out k v")
-_DqWork = namedtuple("_DqWork", "lse_ptr delta_ptr n_work together walks_ptr tiles_ptr")
+_DqWork = namedtuple("_DqWork", "lse_ptr delta_ptr n_work together walks_ptr tiles_ptr bits_ptr")
 _DqConfig = namedtuple("_DqConfig", "D Dv BLOCK_D BLOCK_DV BQ BK")
 
 
@@ -1853,8 +1852,9 @@ def _keys_met(q0, batch, kv_head, work, call, config: gl.constexpr):
     n_tiles = (call.Sq + config.BQ - 1) // config.BQ
     place = items.list_of(batch, kv_head, call.Hkv, False, False)
     row = items.entry_of(place, q0 // config.BQ, n_tiles, 0, 1)
-    tiles = work.tiles_ptr + tl.cast(row, gl.int64) * ((call.Sk + config.BK - 1) // config.BK)
-    return gl.load(work.walks_ptr + row), tiles
+    first_entry = tl.cast(row, gl.int64) * ((call.Sk + config.BK - 1) // config.BK)
+    return (gl.load(work.walks_ptr + row), work.tiles_ptr + first_entry,
+        work.bits_ptr + first_entry * (config.BQ * config.BK // 32))
 
 
 @gluon.jit
@@ -1871,7 +1871,7 @@ def _load_key_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, confi
         mbarrier.expect(ready, q_desc.block_type.nbytes + d_out_desc.block_type.nbytes)
         COPY_IN(q_desc, [batch, head, q0, 0], ready, rings.q.tiles.index(part))
         COPY_IN(d_out_desc, [batch, head, q0, 0], ready, rings.d_out.tiles.index(part))
-    any_hi, met = _keys_met(tile * BQ, batch, kv_head, work, call, config)
+    any_hi, met, _bits = _keys_met(tile * BQ, batch, kv_head, work, call, config)
     n_steps = tl.maximum(any_hi, 1)
     for step in range(n_steps):
         at = step
@@ -1886,8 +1886,7 @@ def _load_key_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, confi
 def _weigh_rows(qk, row_lse, k0, masked, terms, config: gl.constexpr):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1; if the score is not linear, also times its derivative.
     """
-    (Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, row_term, row_term_2,
-        row_term_3, row_term_4) = terms
+    _Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, bits, head_term, y_q, x_q = terms
     BK: gl.constexpr = config.BK
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     y_k = k_idx // 32
@@ -1899,7 +1898,8 @@ def _weigh_rows(qk, row_lse, k0, masked, terms, config: gl.constexpr):
         + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
         tl.float32) * 1.4426950408889634 - row_lse)
     if masked:
-        allowed = (k_idx < Sk) & (row_term <= y_k) & (y_k <= row_term_2) & (row_term_3 <= x_k) & (x_k <= row_term_4)
+        allowed = sm90.kept_pairs(qk, sm90.pair_words(qk, bits + k0 // 32 * config.BQ))
+        allowed = allowed
         p = tl.where(allowed, p, 0.0)
     return p
 
@@ -1919,26 +1919,19 @@ def _differentiate_key_tiles(dq_desc, rings, work, call, config: gl.constexpr, P
     tile, batch, head = items.tile_of_program(gl.program_id(0), work.n_work, (Sq + BQ - 1) // BQ, Hq, work.together,
         False)
     kv_head = items.kv_head_of(head, Hq, Hkv)
-    any_hi, met = _keys_met(tile * BQ, batch, kv_head, work, call, config)
+    any_hi, met, bits = _keys_met(tile * BQ, batch, kv_head, work, call, config)
     n_steps = tl.maximum(any_hi, 1)
     q0 = tile * BQ + PART * 64
+    bits += PART * (64 * BK // 32)
     queries = q0 + gl.arange(0, 64, layout=rows_layout)
     q_idx = queries[:, None]
     row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
     row_lse = gl.load(work.lse_ptr + row + queries, mask=queries < Sq, other=float("inf"))[:, None]
     delta = gl.load(work.delta_ptr + row + queries, mask=queries < Sq, other=0.0)[:, None]
     head_term = scale * 1.4426950408889634
-    head_term_2 = Sk // 32 - 1 - 3
     y_q = q_idx // 32
     x_q = q_idx % 32
-    centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
-    row_term = centre - 3
-    row_term_2 = centre + 3
-    centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
-    row_term_3 = centre_2 - 3
-    row_term_4 = centre_2 + 3
-    terms = (Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, row_term, row_term_2,
-        row_term_3, row_term_4)
+    terms = (Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, bits, head_term, y_q, x_q)
     mbarrier.wait(rings.q.ready.index(PART), 0)
     for step in range(n_steps):
         k_place = sm90.await_tile(rings.k, step)
@@ -1962,8 +1955,8 @@ def _differentiate_key_tiles(dq_desc, rings, work, call, config: gl.constexpr, P
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
 def _hopper_dq_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, dq_desc, lse_ptr, delta_ptr, n_work, together, walks_ptr, tiles_ptr, scale, Hq,
-    Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    q_desc, k_desc, v_desc, d_out_desc, dq_desc, lse_ptr, delta_ptr, n_work, together, walks_ptr, tiles_ptr, bits_ptr,
+    scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
     BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, SPARE: gl.constexpr,
 ):
@@ -1986,7 +1979,7 @@ def _hopper_dq_kernel(
     rings = _DqRings(sm90.Held(q_tiles, q_ready, None), sm90.Held(d_out_tiles, q_ready, None), k_ring, v_ring)
     fence_async_shared()
     BARRIER()  # once here: else the compiler puts one into the loops
-    work = _DqWork(lse_ptr, delta_ptr, n_work, together, walks_ptr, tiles_ptr)
+    work = _DqWork(lse_ptr, delta_ptr, n_work, together, walks_ptr, tiles_ptr, bits_ptr)
     call = _BackwardCall(scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
     config: gl.constexpr = _DqConfig(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK)
     gl.warp_specialize(
@@ -2138,7 +2131,7 @@ def _param_gradients(known, values, pairs, needed, bias) -> tuple[Tensor, ...]:
 def _forward_launches(known, q, k, v, out, precise) -> tuple:
     """The launches of the forward pass, for calls of one layout."""
     B, Hq, _Hkv, Sq, Sk, D, Dv = known.shape
-    if (row := host.hopper_row(HOPPER, q, k, v, out)) is not None:
+    if Sq * Sk <= 2**35 and (row := host.hopper_row(HOPPER, q, k, v, out)) is not None:
         BQ, BK = row.BQ, row.BK
         n_tiles = host.ceil(Sq, BQ)
         n_work = n_tiles * B * Hq
@@ -2147,10 +2140,11 @@ def _forward_launches(known, q, k, v, out, precise) -> tuple:
                 dict(BQ=BQ, BK=BK, ROWS=host.padded(BQ), num_warps=4),
                 buffers=dict(q_ends=((host.ceil(Sq, BQ) * 4,), torch.int64),
                 k_ends=((host.ceil(Sk, BK) * 4,), torch.int64))),
-            host.Launch(_map_keys_kernel, host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),
+            host.Launch(_map_keys_kernel, host.ceil(Sq, BQ) * host.ceil(host.ceil(Sk, BK), 32) * 8,
                 dict(BQ=BQ, BK=BK, CUT=False, num_warps=4),
-                buffers=dict(map=((2 * host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),), torch.int32))),
-            host.Launch(_list_keys_kernel, host.ceil(Sq, BQ), dict(num_warps=1),
+                buffers=dict(map=((host.ceil(Sq, BQ) * host.ceil(Sk, BK),), torch.int8),
+                bits=((host.ceil(Sq, BQ) * host.ceil(Sk, BK) * BQ * BK // 32,), torch.int32))),
+            host.Launch(_list_keys_kernel, host.ceil(Sq, BQ), dict(WORDS=BQ * BK // 32, num_warps=1),
                 scalars=dict(n_held=host.ceil(Sq, BQ), n_walked=host.ceil(Sk, BK)),
                 buffers=dict(walks=((host.ceil(Sq, BQ),), torch.int32),
                 tiles=((host.ceil(Sq, BQ) * host.ceil(Sk, BK),), torch.int32))),
@@ -2166,9 +2160,9 @@ def _forward_launches(known, q, k, v, out, precise) -> tuple:
     return (host.Launch(_extremes_kernel, (host.ceil(Sk, BK) + host.ceil(Sq, BQ)),
         dict(BQ=BQ, BK=BK, ROWS=host.padded(BQ), num_warps=4),
         buffers=dict(q_ends=((host.ceil(Sq, BQ) * 4,), torch.int64), k_ends=((host.ceil(Sk, BK) * 4,), torch.int64))),
-        host.Launch(_map_keys_kernel, host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),
-            dict(BQ=BQ, BK=BK, CUT=True, num_warps=4),
-            buffers=dict(map=((2 * host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),), torch.int32))),
+        host.Launch(_map_keys_kernel, host.ceil(Sq, BQ) * host.ceil(host.ceil(Sk, BK), 32) * 8,
+            dict(BQ=BQ, BK=BK, CUT=True, num_warps=4), scalars=dict(bits=None),
+            buffers=dict(map=((host.ceil(Sq, BQ) * host.ceil(Sk, BK),), torch.int8))),
         host.Launch(_sort_tiles_kernel, host.ceil(Sq, BQ), dict(num_warps=1), scalars=dict(n_walked=host.ceil(Sk, BK)),
             buffers=dict(walks=((2 * host.ceil(Sq, BQ),), torch.int32),
             tiles=((host.ceil(Sq, BQ) * host.ceil(Sk, BK),), torch.int32))),
@@ -2182,7 +2176,7 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked) -> tup
     B, Hq, Hkv, Sq, Sk, D, Dv = known.shape
     has_d_lse, precise, needed, _usual = asked
     align = host.alignment(strides, known.constants["ALIGN"])
-    if (row := host.hopper_row(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None:
+    if Sq * Sk <= 2**35 and (row := host.hopper_row(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None:
         BQ, BK = row.BQ, row.BK
         n_tiles, n_parts = host.ceil(Sk, BK), host.ceil(Sq, BQ) * B * Hq
         heads, group = B * Hkv, Hq // Hkv
@@ -2202,10 +2196,11 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked) -> tup
                 dict(BQ=BQ, BK=BK, ROWS=host.padded(BQ), num_warps=4),
                 buffers=dict(q_ends=((host.ceil(Sq, BQ) * 4,), torch.int64),
                 k_ends=((host.ceil(Sk, BK) * 4,), torch.int64))),
-            host.Launch(_map_queries_kernel, host.ceil(Sk, BK) * ((host.ceil(Sq, BQ) + 31) // 32),
+            host.Launch(_map_queries_kernel, host.ceil(Sk, BK) * host.ceil(host.ceil(Sq, BQ), 32) * 8,
                 dict(BQ=BQ, BK=BK, CUT=False, num_warps=4),
-                buffers=dict(map=((2 * host.ceil(Sk, BK) * ((host.ceil(Sq, BQ) + 31) // 32),), torch.int32))),
-            host.Launch(_list_queries_kernel, host.ceil(Sk, BK), dict(num_warps=1),
+                buffers=dict(map=((host.ceil(Sk, BK) * host.ceil(Sq, BQ),), torch.int8),
+                bits=((host.ceil(Sk, BK) * host.ceil(Sq, BQ) * BQ * BK // 32,), torch.int32))),
+            host.Launch(_list_queries_kernel, host.ceil(Sk, BK), dict(WORDS=BQ * BK // 32, num_warps=1),
                 scalars=dict(n_held=host.ceil(Sk, BK), n_walked=host.ceil(Sq, BQ), n_slots=host.ceil(Sq, BQ),
                 firsts=None),
                 buffers=dict(walks=((host.ceil(Sk, BK),), torch.int32),
@@ -2220,14 +2215,14 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked) -> tup
                 dict(D=D, Dv=Dv, **blocks, BQ=BQ, BK=BK, SHARED=shares > 1, ALIGN=align),
                 scalars=dict(n_parts=n_parts)),)
     tma = host.has_tma(q, k, v, d_out)
-    apart = host.hopper_row(HOPPER_APART, q, k, v, d_out, dq, dk, dv)
+    apart = host.hopper_row(HOPPER_APART, q, k, v, d_out, dq, dk, dv) if Sq * Sk <= 2**35 else None
     BQ, BK, warps, stages = host.tiles(TILES, q, v)[1]
     by_keys = (host.Launch(_extremes_kernel, (host.ceil(Sk, BK) + host.ceil(Sq, BQ)),
         dict(BQ=BQ, BK=BK, ROWS=host.padded(BQ), num_warps=4),
         buffers=dict(q_ends=((host.ceil(Sq, BQ) * 4,), torch.int64), k_ends=((host.ceil(Sk, BK) * 4,), torch.int64))),
-        host.Launch(_map_queries_kernel, host.ceil(Sk, BK) * ((host.ceil(Sq, BQ) + 31) // 32),
-            dict(BQ=BQ, BK=BK, CUT=True, num_warps=4),
-            buffers=dict(map=((2 * host.ceil(Sk, BK) * ((host.ceil(Sq, BQ) + 31) // 32),), torch.int32))),
+        host.Launch(_map_queries_kernel, host.ceil(Sk, BK) * host.ceil(host.ceil(Sq, BQ), 32) * 8,
+            dict(BQ=BQ, BK=BK, CUT=True, num_warps=4), scalars=dict(bits=None),
+            buffers=dict(map=((host.ceil(Sk, BK) * host.ceil(Sq, BQ),), torch.int8))),
         host.Launch(_sort_tiles_kernel, host.ceil(Sk, BK), dict(num_warps=1), scalars=dict(n_walked=host.ceil(Sq, BQ)),
             buffers=dict(walks=((2 * host.ceil(Sk, BK),), torch.int32),
             tiles=((host.ceil(Sk, BK) * host.ceil(Sq, BQ),), torch.int32))),
@@ -2242,10 +2237,11 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked) -> tup
             dict(BQ=BQ, BK=BK, ROWS=host.padded(BQ), num_warps=4),
             buffers=dict(q_ends=((host.ceil(Sq, BQ) * 4,), torch.int64),
             k_ends=((host.ceil(Sk, BK) * 4,), torch.int64))),
-            host.Launch(_map_queries_kernel, host.ceil(Sk, BK) * ((host.ceil(Sq, BQ) + 31) // 32),
+            host.Launch(_map_queries_kernel, host.ceil(Sk, BK) * host.ceil(host.ceil(Sq, BQ), 32) * 8,
                 dict(BQ=BQ, BK=BK, CUT=False, num_warps=4),
-                buffers=dict(map=((2 * host.ceil(Sk, BK) * ((host.ceil(Sq, BQ) + 31) // 32),), torch.int32))),
-            host.Launch(_list_queries_kernel, host.ceil(Sk, BK), dict(num_warps=1),
+                buffers=dict(map=((host.ceil(Sk, BK) * host.ceil(Sq, BQ),), torch.int8),
+                bits=((host.ceil(Sk, BK) * host.ceil(Sq, BQ) * BQ * BK // 32,), torch.int32))),
+            host.Launch(_list_queries_kernel, host.ceil(Sk, BK), dict(WORDS=BQ * BK // 32, num_warps=1),
                 scalars=dict(n_held=host.ceil(Sk, BK), n_walked=host.ceil(Sq, BQ), n_slots=host.ceil(Sq, BQ), met=None,
                 firsts=None),
                 buffers=dict(walks=((host.ceil(Sk, BK),), torch.int32),
@@ -2258,9 +2254,9 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked) -> tup
     by_rows = (host.Launch(_extremes_kernel, (host.ceil(Sk, BK) + host.ceil(Sq, BQ)),
         dict(BQ=BQ, BK=BK, ROWS=host.padded(BQ), num_warps=4),
         buffers=dict(q_ends=((host.ceil(Sq, BQ) * 4,), torch.int64), k_ends=((host.ceil(Sk, BK) * 4,), torch.int64))),
-        host.Launch(_map_keys_kernel, host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),
-            dict(BQ=BQ, BK=BK, CUT=True, num_warps=4),
-            buffers=dict(map=((2 * host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),), torch.int32))),
+        host.Launch(_map_keys_kernel, host.ceil(Sq, BQ) * host.ceil(host.ceil(Sk, BK), 32) * 8,
+            dict(BQ=BQ, BK=BK, CUT=True, num_warps=4), scalars=dict(bits=None),
+            buffers=dict(map=((host.ceil(Sq, BQ) * host.ceil(Sk, BK),), torch.int8))),
         host.Launch(_sort_tiles_kernel, host.ceil(Sq, BQ), dict(num_warps=1), scalars=dict(n_walked=host.ceil(Sk, BK)),
             buffers=dict(walks=((2 * host.ceil(Sq, BQ),), torch.int32),
             tiles=((host.ceil(Sq, BQ) * host.ceil(Sk, BK),), torch.int32))),
@@ -2275,10 +2271,11 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked) -> tup
             dict(BQ=BQ, BK=BK, ROWS=host.padded(BQ), num_warps=4),
             buffers=dict(q_ends=((host.ceil(Sq, BQ) * 4,), torch.int64),
             k_ends=((host.ceil(Sk, BK) * 4,), torch.int64))),
-            host.Launch(_map_keys_kernel, host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),
+            host.Launch(_map_keys_kernel, host.ceil(Sq, BQ) * host.ceil(host.ceil(Sk, BK), 32) * 8,
                 dict(BQ=BQ, BK=BK, CUT=False, num_warps=4),
-                buffers=dict(map=((2 * host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),), torch.int32))),
-            host.Launch(_list_keys_kernel, host.ceil(Sq, BQ), dict(num_warps=1),
+                buffers=dict(map=((host.ceil(Sq, BQ) * host.ceil(Sk, BK),), torch.int8),
+                bits=((host.ceil(Sq, BQ) * host.ceil(Sk, BK) * BQ * BK // 32,), torch.int32))),
+            host.Launch(_list_keys_kernel, host.ceil(Sq, BQ), dict(WORDS=BQ * BK // 32, num_warps=1),
                 scalars=dict(n_held=host.ceil(Sq, BQ), n_walked=host.ceil(Sk, BK)),
                 buffers=dict(walks=((host.ceil(Sq, BQ),), torch.int32),
                 tiles=((host.ceil(Sq, BQ) * host.ceil(Sk, BK),), torch.int32))),
@@ -2305,9 +2302,9 @@ def _pair_launches(known, strides, q, k, v, d_out, bias) -> dict[str, tuple]:
         "measured"] = (host.Launch(_extremes_kernel, (host.ceil(Sk, BK) + host.ceil(Sq, BQ)),
         dict(BQ=BQ, BK=BK, ROWS=host.padded(BQ), num_warps=4),
         buffers=dict(q_ends=((host.ceil(Sq, BQ) * 4,), torch.int64), k_ends=((host.ceil(Sk, BK) * 4,), torch.int64))),
-        host.Launch(_map_keys_kernel, host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),
-            dict(BQ=BQ, BK=BK, CUT=True, num_warps=4),
-            buffers=dict(map=((2 * host.ceil(Sq, BQ) * ((host.ceil(Sk, BK) + 31) // 32),), torch.int32))),
+        host.Launch(_map_keys_kernel, host.ceil(Sq, BQ) * host.ceil(host.ceil(Sk, BK), 32) * 8,
+            dict(BQ=BQ, BK=BK, CUT=True, num_warps=4), scalars=dict(bits=None),
+            buffers=dict(map=((host.ceil(Sq, BQ) * host.ceil(Sk, BK),), torch.int8))),
         host.Launch(_sort_tiles_kernel, host.ceil(Sq, BQ), dict(num_warps=1), scalars=dict(n_walked=host.ceil(Sk, BK)),
             buffers=dict(walks=((2 * host.ceil(Sq, BQ),), torch.int32),
             tiles=((host.ceil(Sq, BQ) * host.ceil(Sk, BK),), torch.int32))),

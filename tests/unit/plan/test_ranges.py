@@ -6,8 +6,7 @@ import pytest
 from property.kernels import analysed
 
 from attngen.ir import printing
-from attngen.ir.walk import reads, symbols
-from attngen.plan import Limits, plan
+from attngen.plan import plan
 from attngen.plan.ints.facts import facts
 from attngen.plan.mask.ranges import tile_ranges
 from attngen.plan.mask.segments import MOST_SEGMENTS
@@ -135,31 +134,18 @@ def test_segments(key: tuple[str, ...]) -> None:
     assert segments(mask, axis, *params) == CASES[key]
 
 
-@pytest.mark.parametrize("axis", "kq")
-@pytest.mark.parametrize("mask", ["seen[q, k]", "not seen[q, k]", "causal and seen[q, k]"])
-def test_bools_of_named_pairs_are_read_ahead_where_a_target_can(mask: str, axis: str) -> None:
-    attention = analysed(f"attention subject\nparam seen: bool[Sq, Sk]\nmask = {mask}")
-    reading, other = plan(attention), plan(attention, Limits())
-    (test,) = reading.keys.tests if axis == "k" else reading.queries.tests
-    assert test.of_pairs and not (other.keys.tests or other.queries.tests)
-    read, size = (test.col, "Sk") if axis == "k" else (test.row, "Sq")
-    assert reads(read, "q") and reads(read, "k")
-    (some,) = reading.keys.any if axis == "k" else reading.queries.any
-    assert {"test0_any_lo", "test0_any_hi"} <= symbols(some.lo) | symbols(some.hi) and size in symbols(some.hi)
-
-
 @pytest.mark.parametrize(
     ("param", "mask"),
     [
+        ("seen: bool[Sq, Sk]", "seen[q, k]"),
+        ("seen: bool[Sq, Sk]", "not seen[q, k]"),
         ("seen: bool[Sq, Sk]", "seen[q, max(k - 1, 0)]"),
-        ("seen: bool[n, n]", "seen[q, k]"),
         ("seen: bool[n]", "seen[q - k]"),
     ],
 )
-def test_others_are_not(param: str, mask: str) -> None:
-    """A shifted element, sizes that are no sequence's, one element for many pairs."""
+def test_elements_of_pairs_make_no_data_tests(param: str, mask: str) -> None:
     planned = plan(analysed(f"attention subject\nparam {param}\nmask = {mask}"))
-    assert not planned.keys.tests and not planned.queries.tests
+    assert not planned.keys.tests and not planned.queries.tests and planned.map is not None
 
 
 def test_nothing_is_never_visited() -> None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import ParamView, derived
 from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.names import reserved
 from attngen.ir.build import TRUE, apply, conjunction
-from attngen.ir.nodes import Expr, Load, Op, Symbol, Type
+from attngen.ir.nodes import Expr, Op, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Binding, Level, schedule
@@ -46,8 +46,6 @@ _IN_GLUON = ("sm90.warpgroup_edges", "sm90.along_warpgroup")
 class KernelCode:
     """`head_lines` run once a head, `held_lines` once for the tile that is held; the others once for each walked tile.
 
-    `ahead`: by name, the dtypes of elements of walked positions that only the mask reads.
-
     `results` gives the text of each result by name, `allowed` that of the mask inside the tensor's edge, which may be a
     bare comparison. `arguments` are the kernel's names that the tile function reads beside those that the template
     passes itself.
@@ -64,25 +62,6 @@ class KernelCode:
     test_lines: tuple[str, ...]
     arguments: tuple[str, ...]
     range_arguments: tuple[str, ...]
-    ahead: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    def asked_ahead(self) -> Mapping[str, str]:
-        """`ahead`, unless their lines read what the score's lines bind, which come later."""
-        bound = _bound_names([*self.score_lines, *self.weight_lines]).keys()
-        return {} if bound & free_names(self.mask_apart()[0]) else self.ahead
-
-    def mask_apart(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The lines of the mask that bind what is `ahead`, and the other ones."""
-        needed, first = {*self.ahead}, list[str]()
-        for line in reversed(self.mask_lines):
-            if _bound_names([line]).keys() & needed:
-                first.insert(0, line)
-                needed |= free_names([line])
-        own = free_names([*(line for line in self.mask_lines if line not in first), self.allowed])
-        late = (
-            line for line in self.mask_lines if line not in first or _bound_names([line]).keys() & own - {*self.ahead}
-        )
-        return tuple(first), tuple(late)
 
     def reads(self, name: str) -> bool:
         """Whether any of its lines reads `name`."""
@@ -108,8 +87,7 @@ class KernelCode:
 
 @dataclass(frozen=True, slots=True)
 class HeldTest:
-    """A data test as a kernel answers it: the held side's expression, and where the walked tiles' extremes are.
-    `units`: the first and last unit that the held tile touches, where extremes are of pairs."""
+    """A data test as a kernel answers it: the held side's expression, and where the walked tiles' extremes are."""
 
     name: str
     pointer: str
@@ -118,7 +96,6 @@ class HeldTest:
     tiles: str
     block: str
     test: int
-    units: tuple[str, str] | None = None
 
     def lines(self, text: str, inside: str) -> tuple[str, ...]:
         limit = 2**63 - 1
@@ -127,11 +104,6 @@ class HeldTest:
         bounds = ", ".join(f"{self.name}_{which}" for which in ("any_lo", "any_hi", "all_lo", "all_hi"))
         extremes = ", ".join(f"{self.pointer}_{end}_ptr + {self.name}_tile" for end in ("least", "most"))
         walked = f"{self.tiles}, {self.block}, {self.test}"
-        if self.units is not None:
-            return (
-                f"{self.name}_tile = {self.offset}",
-                f"{bounds} = rows.matching_pairs({extremes}, {text}, {', '.join(self.units)}, {walked})",
-            )
         # Test and mask round floats differently: the test is a little wider, and never skips what the mask allows.
         wider = (
             (
@@ -204,18 +176,10 @@ class KernelWriter:
         for level in (Level.HEAD, self.held):
             for b in plan.at(level):
                 (head if level is Level.HEAD else held).append(self._line(b))
-        walked: list[Load] = []
         for b in plan.bindings:
             if b.level not in (Level.HEAD, self.held):
                 own = weight if reads(b.expr, "x", "ref") else score
                 (own if b.expr in ours else masked).append(self._line(b))
-                if (
-                    isinstance(b.expr, Load)
-                    and b.expr.member is None
-                    and b.level is not Level.PAIR
-                    and b.expr not in ours
-                ):
-                    walked.append(b.expr)
         edges = self._edges(spread, head)
         texts = {name: self.printer.text(e) for name, e in results.items()}
         outer = {name: self.printer.text(e) for name, e in outside.items()}
@@ -247,7 +211,6 @@ class KernelWriter:
             tuple(tested),
             tuple(n for n in available if n in inner),
             range_arguments,
-            {self.printer.names[e]: self.printer.stored(e) for e in walked},
         )
 
     def _guarded(self, expressions: Iterable[Expr], other: Iterable[Expr] = ()) -> dict[str, Expr]:

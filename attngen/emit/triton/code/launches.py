@@ -86,8 +86,7 @@ def tests_apart(tests: tuple[TestView, ...], prefix: str = "") -> tuple[Launch, 
 
 def tests_within(tests: tuple[TestView, ...]) -> tuple[str, ...]:
     """The buffers of a kernel that finds them itself."""
-    words = tuple(f"{t.name}_words=(({_words(t)},), torch.int32)" for t in tests if t.words)
-    return (*(f"{t.name}=((2, *{_grid(t)}), {t.dtype})" for t in tests), *words)
+    return tuple(f"{t.name}=((2, *{_grid(t)}), {t.dtype})" for t in tests)
 
 
 def tests_count(tests: tuple[TestView, ...]) -> str:
@@ -100,18 +99,12 @@ def _leading(t: TestView) -> tuple[str, ...]:
     return tuple(n for n in (t.batches, t.heads) if n != "1")
 
 
-def _words(t: TestView) -> str:
-    """Each unit of 64 positions has two for each position of a tile. A walk that meets nothing may read those of a tile
-    beyond the last, four in a row."""
-    return f"{' * '.join((_tiles(t), *_leading(t), '2', _tile(t)))} + 8"
-
-
 def _tile(t: TestView) -> str:
     return "BK" if t.axis == "k" else "BQ"
 
 
 def _tiles(t: TestView) -> str:
-    return " * ".join((f"host.ceil({t.size}, {_tile(t)})", *t.units("host.ceil")))
+    return f"host.ceil({t.size}, {_tile(t)})"
 
 
 def _grid(t: TestView) -> str:

@@ -19,6 +19,8 @@ from attngen.emit.triton.code.kernel_code import KernelCode
 from attngen.emit.triton.code.lists import ListView, host_text, list_view
 from attngen.emit.triton.code.tile_loops import assigned_lines
 from attngen.emit.triton.hopper.shares import host_lines
+from attngen.emit.triton.portable.kernels import BITS
+from attngen.emit.triton.portable.map import MapView, found_of, of_map
 from attngen.emit.triton.portable.param_gradients import GradientView, RowSum
 from attngen.plan.hopper import (
     ApartSkeleton,
@@ -56,8 +58,10 @@ ITEM_ROWS = {False: "batch", True: "batch, q_rows, k_rows"}
 
 LISTED_ENTRY, LISTED_TILE, LISTED_MASKED = "entry = gl.load(met + at)", "(entry >> 1)", "entry % 2 == 0"
 """What a map's list says of the step `at`, the tile that it names, and whether that needs a mask."""
+
 _KEPT = "_kept_bits(no_pairs, at * BQ, k0, batch, head, kv_head, call, config, HALF)"
-"""The bits of the mask of the tile of queries `at`."""
+_WORDS = "sm90.pair_words(no_pairs, bits + at * (config.BK * BQ // 32))"
+"""The mask of the tile of queries `at`: a number for two pairs, and where a map has bits, their words."""
 
 
 # ---------------------------------------------------------------- backward
@@ -137,7 +141,25 @@ class GluonBackwardView:
     room: str
     sequences: bool
     table: Table
-    mapped: bool
+    map: MapView | None
+
+    @property
+    def mapped(self) -> bool:
+        return self.map is not None
+
+    @property
+    def own_bits(self) -> tuple[str, ...]:
+        """Moves to the bits of this warpgroup's keys."""
+        return ("bits += PART * (HALF * config.BQ // 32)",) if self.by_bits else ()
+
+    @property
+    def by_bits(self) -> bool:
+        return self.map is not None and self.map.as_bits
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """What a warpgroup knows of its keys."""
+        return ("batch", "head", "kv_head", "k0", "k_idx", *(("bits",) if self.by_bits else ()))
 
     @property
     def places(self) -> str:
@@ -161,15 +183,22 @@ class GluonBackwardView:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Asks for the bits of a tile's mask while the product of the scores runs: most tiles of a map need it."""
+        """Asks for the mask of a tile while the product of the scores runs: most tiles of a map need it."""
         if not self.mapped:
             return ()
-        ahead = ("    kept = sm90.packed(no_pairs, dtype) | -1", "    if masked:", f"        kept = {_KEPT}")
+        ahead = (
+            (f"    words = {_WORDS}",)
+            if self.by_bits
+            else ("    kept = sm90.packed(no_pairs, dtype) | -1", "    if masked:", f"        kept = {_KEPT}")
+        )
         return ("if not config.EARLY:  # then there are registers for it", *ahead)
 
     def forbidding(self, weights: tuple[str, ...]) -> tuple[str, ...]:
         """Takes the weights off that the mask forbids."""
         taken = tuple(f"    {name} &= kept" for name in weights)
+        if self.by_bits:
+            late = ("    if config.EARLY:", f"        words = {_WORDS}")
+            return "if masked:", *late, "    kept = _kept_bits(no_pairs, words, config)", *taken
         first = ("if not config.EARLY:", *taken, "elif masked:") if self.mapped else ("if masked:",)
         return (*first, f"    kept = {_KEPT}", *taken)
 
@@ -212,10 +241,10 @@ def gluon_backward_view(
     gradients: tuple[GradientView, ...],
     tuned: tuple[TunedGpu, ...] = (),
     *,
-    mapped: bool,
+    map: MapView | None,
     sequences: bool,
 ) -> GluonBackwardView | None:
-    """None where the plan has no row. `mapped`: a map names tiles. `tuned` and `sequences`: see `gluon_view`."""
+    """None where the plan has no row. `map`: which names tiles. `tuned` and `sequences`: see `gluon_view`."""
     backward = hopper.backward
     if backward is None:
         return None
@@ -227,6 +256,7 @@ def gluon_backward_view(
         if dims in planned
     }
     table: dict[tuple[int | str, ...], BackwardSkeleton] = {**_backward_table(planned, known, tuned)}
+    mapped = map is not None
     sequences = sequences and (mapped or not backward.lists)
     if not table:
         return None
@@ -235,8 +265,7 @@ def gluon_backward_view(
     ends = dict.fromkeys(name for run in backward.unmasked for name in (run.start, run.stop) if name != ZERO)
     own_ends = tuple(name.removeprefix("own_") for name in ends)
     rows = ("terms_desc",) if backward.row_terms else ("lse_ptr", "delta_ptr")
-    lists = ("walks_ptr", "met_ptr") if backward.lists else ()
-    tiles = ("map_ptr", "tiles_ptr") if mapped else ()
+    lists = ("met_ptr", *(("map_ptr", *of_map(map)) if mapped else ("walks_ptr",))) if backward.lists else ()
     return GluonBackwardView(
         unspecialized=[
             *("n_work", "together", "span"),
@@ -253,11 +282,10 @@ def gluon_backward_view(
             "together",
             "span",
             *lists,
-            *tiles,
         ),
         walk=assigned_lines(backward.hull.steps, printer),
         cut=tuple(f"own_{name} = items.unless_cut(own_{name}, k0, HALF, Sk)" for name in own_ends),
-        runs=("first", "stop", "met") if mapped else ("first", "stop", *own_ends),
+        runs=("first", "stop", *found_of(map)) if mapped else ("first", "stop", *own_ends),
         lists=list_view(backward.lists),
         backwards=any(skeleton.backwards for skeleton in table.values()),
         row_terms=backward.row_terms,
@@ -272,7 +300,7 @@ def gluon_backward_view(
             kind=BackwardSkeleton,
             rows=keyed(table.items()),
         ),
-        mapped=mapped,
+        map=map,
     )
 
 
@@ -343,6 +371,11 @@ class WalkView:
         return LISTED_TILE if self.mapped else "at"
 
     @property
+    def own_bits(self) -> tuple[str, ...]:
+        """Moves to the bits of a warpgroup's 64 queries."""
+        return ("bits += PART * (64 * BK // 32)",) if BITS in self.ends else ()
+
+    @property
     def function(self) -> str:
         return f"_{self.walked.name}_met"
 
@@ -355,12 +388,12 @@ class WalkView:
         return f"_list{self.function}"
 
 
-def _walk_view(found: ListedWalk, printer: Printer, held: AxisView, walked: AxisView, mapped: bool) -> WalkView:
-    at = assigned_lines(found.walk.at, printer)
+def _walk_view(found: ListedWalk, printer: Printer, held: AxisView, walked: AxisView, map: MapView | None) -> WalkView:
+    at, mapped = assigned_lines(found.walk.at, printer), map is not None
     return WalkView(
         held=held,
         walked=walked,
-        ends=found.loops.names + (("met",) if mapped else ()),
+        ends=found.loops.names + found_of(map),
         at=(*at, LISTED_ENTRY) if mapped else at,
         n_steps=printer.text(found.walk.n_steps),
         masked=LISTED_MASKED if mapped else _in_brackets(printer.text(outside(found.unmasked))),
@@ -397,6 +430,13 @@ class GluonApartView:
     def weights(self) -> tuple[str, ...]:
         return ("p", *(name for name, _ in self.products))
 
+    @property
+    def kept(self) -> str:
+        """The bits of the mask of a tile of queries, in the dK/dV kernel."""
+        if BITS in self.queries.ends:
+            return f"_kept_bits(qk, sm90.pair_words(qk, bits + {self.queries.tile} * (BK * BQ // 32)), config)"
+        return f"_kept_bits(qk, {self.queries.tile} * BQ, k0, batch, head, kv_head, call, config, BK)"
+
 
 def gluon_apart_view(
     plan: KernelPlan,
@@ -409,9 +449,11 @@ def gluon_apart_view(
     sizes: tuple[str, ...],
     gradients: tuple[GradientView, ...],
     tuned: tuple[TunedGpu, ...] = (),
+    *,
+    map: MapView | None,
 ) -> GluonApartView | None:
     """`dq` is the dQ kernel's code, `sums` what it sums, if it is asked to by `flags`. None where the plan has no row.
-    `tuned`: see `gluon_view`.
+    `tuned`, `map`: see `gluon_view`.
     """
     if apart is None:
         return None
@@ -420,13 +462,12 @@ def gluon_apart_view(
     if not table:
         return None
     work = ("lse_ptr", "delta_ptr"), ("n_work", "together")
-    mapped = plan.map is not None
-    listed = ("walks_ptr", *(("tiles_ptr",) if mapped else ()))
+    listed = of_map(map) or ("walks_ptr",)
     sizes_of_tiles = ("D", "Dv", "BLOCK_D", "BLOCK_DV", "BQ", "BK")
     return GluonApartView(
         unspecialized=["n_work", "together", *unspecialized(params, sizes)],
-        queries=_walk_view(apart.queries, printer, _KEYS, _QUERIES, mapped),
-        keys=_walk_view(apart.keys, printer, _QUERIES, _KEYS, mapped),
+        queries=_walk_view(apart.queries, printer, _KEYS, _QUERIES, map),
+        keys=_walk_view(apart.keys, printer, _QUERIES, _KEYS, map),
         dkdv_work=(*work[0], *work[1], *(listed if apart.queries.lists else ())),
         dq_work=(*work[0], *(s.pointer for s in sums), *work[1], *(listed if apart.keys.lists else ())),
         dq_config=(*sizes_of_tiles, *flags, "FAST"),

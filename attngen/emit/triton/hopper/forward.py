@@ -6,7 +6,7 @@ The expressions are Triton's own text, which Gluon takes as it is; Gluon adds la
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -29,7 +29,7 @@ from attngen.emit.triton.hopper.backward import (
 )
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.kernels import kept_view
-from attngen.emit.triton.portable.map import MapView
+from attngen.emit.triton.portable.map import MapView, found_of, of_map
 from attngen.emit.triton.portable.views import KeptView, KernelView
 from attngen.ir.nodes import Symbol, Type
 from attngen.plan.hopper import Fetched, HopperForward, Skeleton
@@ -106,8 +106,7 @@ class GluonView:
     queries need a mask there. `walked` are the ends that these two read. `terms` are what the weights of a tile read
     beside its scores. `lists`: whose lists there are, where data decides. `slack`: by how many powers of two the
     reference of weights may lag behind their maximum, or 0. `sequences`: whether it also takes tiles of sequences.
-    `fetched`: elements of pairs that come by tiles, if any do. `ahead`: elements of keys that are asked for before
-    scores, by name, and their dtypes. `order`: the constants of `items.tile_of_item`.
+    `fetched`: elements of pairs that come by tiles, if any do. `order`: the constants of `items.tile_of_item`.
     """
 
     code: KernelCode
@@ -139,20 +138,34 @@ class GluonView:
     sequences: bool
     table: Table
     fetched: FetchedView | None
-    ahead: Mapping[str, str]
 
     @property
-    def ahead_lines(self) -> tuple[str, ...]:
-        """Bind the elements of keys that only the mask reads, which are asked for before scores."""
-        return self.code.mask_apart()[0]
+    def ahead(self) -> tuple[str, ...]:
+        """Asks for the bits of a step's pairs, before its scores."""
+        if not self.by_bits:
+            return ()
+        return (
+            f"if {self.masked}:",
+            f"    words = sm90.pair_words(no_scores, bits + {self.tile} * (BK // 32 * config.BQ))",
+        )
 
     @property
-    def columns(self) -> str:
-        return ", ".join(self.ahead)
+    def own_bits(self) -> tuple[str, ...]:
+        """Moves to the bits of this warpgroup's queries."""
+        return ("bits += PART * (64 * BK // 32)",) if self.by_bits else ()
+
+    @property
+    def first_words(self) -> tuple[str, ...]:
+        """Any words, for tiles that need no mask."""
+        return ("words = sm90.pair_words(no_scores, bits)",) if self.by_bits else ()
+
+    @property
+    def by_bits(self) -> bool:
+        return self.map is not None and self.map.as_bits
 
     @property
     def mask_lines(self) -> tuple[str, ...]:
-        return self.code.mask_apart()[1] if self.ahead else self.code.mask_lines
+        return ("allowed = sm90.kept_pairs(qk, words)",) if self.by_bits else self.code.mask_lines
 
     @property
     def item_rows(self) -> str:
@@ -170,7 +183,7 @@ class GluonView:
     def work(self) -> tuple[str, ...]:
         """What says which items a program takes, and where the tiles that it walks are listed."""
         own = ("n_tiles", "items_ptr", *(("q_slots",) if self.map else ())) if self.sequences else ()
-        return ("notes", "queue_ptr", "n_work", "together", *own, *(("walks_ptr", "tiles_ptr") if self.map else ()))
+        return ("notes", "queue_ptr", "n_work", "together", *own, *of_map(self.map))
 
     @property
     def descriptors(self) -> tuple[str, ...]:
@@ -190,7 +203,7 @@ class GluonView:
     @property
     def scored(self) -> tuple[str, ...]:
         """A tile's products, and what else of its pairs and keys is there."""
-        return ("qk", *(("pairs",) if self.fetched else ()), *self.ahead)
+        return ("qk", *(("pairs",) if self.fetched else ()), *(("words",) if self.by_bits else ()))
 
     @property
     def places(self) -> str:
@@ -203,10 +216,8 @@ class GluonView:
 
     @property
     def cleared(self) -> tuple[str, ...]:
-        """Unpacks what `clearing` reads, and binds what is `ahead`, of which no tile asked yet."""
-        nothing = "{} = gl.zeros([1, config.BK], {}, layout=config.qk_layout)"
-        empty = (nothing.format(name, dtype) for name, dtype in self.ahead.items())
-        return (f"{self.unpacked_terms} = terms", *empty) if self.kept or self.ahead else ()
+        """Unpacks what `clearing` and `ahead` read."""
+        return (f"{self.unpacked_terms} = terms",) if self.kept or self.by_bits else ()
 
     @property
     def clearing(self) -> str:
@@ -265,7 +276,7 @@ def gluon_view(
         at, masked = (*at, LISTED_ENTRY), LISTED_MASKED
     kept = kept_view(frame)
     rest = ("PRECISE",) if weights.saves_rest else ()
-    listed = () if not lists else ("walks_ptr", "tiles_ptr") if map else ("lists_ptr",)
+    listed = of_map(map) if map else ("lists_ptr",) if lists else ()
     fetched = _fetched_view(forward.fetched, printer, frame, LISTED_TILE if map else "at")
     fetches = ("FETCHES",) if fetched else ()
     outputs = ("lse_ptr", *(("den_ptr",) if weights.saves_den else ()), *(("rest_ptr",) if weights.saves_rest else ()))
@@ -285,7 +296,7 @@ def gluon_view(
         map=map,
         order=f"{plan.longest_first}, {forward.batches_inside}",
         key_runs=f"triton/hopper/key_runs{'_mapped' if map else '_listed' if lists else ''}.py.j2",
-        ends=forward.loops.names + (("met",) if map else ()),
+        ends=forward.loops.names + found_of(map),
         at=at,
         n_steps=printer.text(forward.walk.n_steps),
         walked=_read((*_either(forward.loops), "met"), [*at, masked]),
@@ -299,7 +310,6 @@ def gluon_view(
         sequences=sequences,
         table=Table(kernel="_hopper_forward_kernel", kind=Skeleton, rows=keyed(table.items())),
         fetched=fetched,
-        ahead=code.asked_ahead() if map else {},
     )
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attngen.emit.triton.code.launches import Launch, Way, tests_count, tests_within
-from attngen.emit.triton.code.test_views import TestView, with_bits
+from attngen.emit.triton.code.test_views import TestView
 from attngen.emit.triton.hopper.backward import GluonApartView, GluonBackwardView
 from attngen.emit.triton.hopper.forward import GluonView
-from attngen.emit.triton.portable.map import MapLaunches, MapView, tiles_found
+from attngen.emit.triton.portable.map import MapLaunches, MapView, fits, tiles_found
 from attngen.emit.triton.portable.param_gradients import PairView, RowSum
 from attngen.emit.triton.portable.split import SplitView
 from attngen.emit.triton.portable.views import BackwardView
@@ -156,7 +156,7 @@ def hopper_forward(fast: GluonView, rounding: tuple[str, ...], *, sequences: boo
 
 def _hopper(fast: GluonView, results: int, rounding: tuple[str, ...]) -> Way:
     forward = hopper_forward(fast, rounding, sequences=False)
-    when = "(row := host.hopper_row(HOPPER, q, k, v, out)) is not None"
+    when = " and ".join((*fits(fast.map), "(row := host.hopper_row(HOPPER, q, k, v, out)) is not None"))
     bind = (BLOCKS, "n_tiles = host.ceil(Sq, BQ)", "n_work = n_tiles * B * Hq")
     bind += ('fetches = host.fetches_pairs(row, known.wide, known.values["fetched"])',) if fast.fetched else ()
     if fast.lists is None:
@@ -166,11 +166,10 @@ def _hopper(fast: GluonView, results: int, rounding: tuple[str, ...]) -> Way:
         named = MapLaunches(map=fast.map, walked="keys").named()
         return Way(when=when, bind=bind, before=("host.add_queue",), launches=(*named, forward))
     tests = fast.tests
-    warps = 4 if any(t.of_pairs for t in tests) else 1
     lists = Launch(
         kernel="_list_key_runs_kernel",
         grid=f"n_lists{tests_count(tests)}",
-        constants=(*_DIMS, "BQ=BQ", "BK=BK", "ROWS=host.padded(BQ)", "FAST=True", f"num_warps={warps}"),
+        constants=(*_DIMS, "BQ=BQ", "BK=BK", "ROWS=host.padded(BQ)", "FAST=True", "num_warps=1"),
         buffers=(f"lists=((n_lists, {results}), torch.int32)", *tests_within(tests)),
         names=('counts="queue"',),
     )
@@ -241,7 +240,7 @@ def backward_launches(kernels: BackwardKernels) -> BackwardLaunches:
         ways=(_whole(kernels, whole),) if whole is not None else (),
         bind=(
             "tma = host.has_tma(q, k, v, d_out)",
-            *((f"apart = host.hopper_row(HOPPER_APART, {tensors})",) if apart is not None else ()),
+            *((f"apart = {_if_it_fits(f'host.hopper_row(HOPPER_APART, {tensors})', kernels.map)}",) if apart else ()),
         ),
         first=Way(launches=row_launches(kernels, counters=counters), after=("*by_keys", "*by_rows")),
         parts=(
@@ -259,6 +258,10 @@ def backward_launches(kernels: BackwardKernels) -> BackwardLaunches:
         pairs=tuple(launch for pair in kernels.pairs for launch in pair.launches),
         usual=whole is not None and whole.row_terms,
     )
+
+
+def _if_it_fits(row: str, map: MapView | None) -> str:
+    return " ".join((row, *(f"if {condition} else None" for condition in fits(map))))
 
 
 def row_launches(
@@ -332,7 +335,7 @@ def whole_launches(kernels: BackwardKernels, view: GluonBackwardView, *, sequenc
     lists = _lists(
         "_list_walks_kernel",
         len(view.runs),
-        with_bits(kernels.query_tests),
+        kernels.query_tests,
         counts="queue",
         counters=later,
         some=view.lists is not None,
@@ -360,9 +363,10 @@ def whole_lines(view: GluonBackwardView, n_tiles: str, n_parts: str, *, sequence
     )
 
 
-def whole_when(view: GluonBackwardView, found: str) -> str:
+def whole_when(view: GluonBackwardView, found: str, *, sequences: bool = False) -> str:
     """When the kernel of all three may run, whose row is `found`."""
-    return _unless(f"usual and {found}" if view.row_terms else found, view.elsewhere)
+    needs = (*fits(view.map, sequences=sequences), *(("usual",) if view.row_terms else ()), found)
+    return _unless(" and ".join(needs), view.elsewhere)
 
 
 def _whole(kernels: BackwardKernels, view: GluonBackwardView) -> Way:
@@ -383,7 +387,6 @@ def _lists(
     some: bool,
     map: MapView | None,
     walked: str,
-    scalars: tuple[str, ...] = (),
     sequences: bool = False,
 ) -> tuple[Launch, ...]:
     """The kernel that lists which tiles another one walks, by `width` numbers each, where there is `some`."""
@@ -397,7 +400,6 @@ def _lists(
             kernel=kernel,
             grid=f"n_lists{tests_count(tests)}",
             constants=_LISTS,
-            scalars=scalars,
             buffers=(f"walks=((n_lists, {width}), torch.int32)", *tests_within(tests)),
             names=(f'counts="{counts}"',),
             counters=counters,
@@ -412,7 +414,7 @@ def _hopper_dkdv(kernels: BackwardKernels, view: GluonApartView) -> Way:
     lists = _lists(
         "_list_queries_met_kernel",
         len(walk.ends),
-        with_bits(kernels.query_tests),
+        kernels.query_tests,
         counts="query_counts",
         counters=counters,
         some=walk.lists is not None,
@@ -437,7 +439,6 @@ def _hopper_dkdv(kernels: BackwardKernels, view: GluonApartView) -> Way:
 def _hopper_dq(kernels: BackwardKernels, view: GluonApartView) -> Way:
     walk = view.keys
     counters = "" if kernels.has_rows else "dict(key_counts=4)"
-    unread = tuple(f"{t.name}_words=None" for t in with_bits(kernels.query_tests) if t.words)
     lists = _lists(
         "_list_keys_met_kernel",
         len(walk.ends),
@@ -447,7 +448,6 @@ def _hopper_dq(kernels: BackwardKernels, view: GluonApartView) -> Way:
         some=walk.lists is not None,
         map=kernels.map,
         walked="keys",
-        scalars=unread,
     )
     launch = Launch(
         kernel="_hopper_dq_kernel",
@@ -459,7 +459,7 @@ def _hopper_dq(kernels: BackwardKernels, view: GluonApartView) -> Way:
             *kernels.flags,
         ),
         tiles=(*_tiles("BQ // 2", "q", "d_out", "dq"), *_tiles("BK", "k", "v")),
-        scalars=("n_work=n_work", "together=row.together", *unread),
+        scalars=("n_work=n_work", "together=row.together"),
         buffers=_dq_sums(kernels, "64"),
     )
     bind = ["row = apart[1]", BLOCKS, "n_work = host.ceil(Sq, BQ) * B * Hq"]

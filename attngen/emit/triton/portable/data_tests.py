@@ -13,33 +13,26 @@ from attngen.emit.triton.portable.frame import Frame
 from attngen.ir import printing
 from attngen.ir.nodes import Expr, Type
 from attngen.ir.walk import reads
-from attngen.plan.mask.data_tests import UNIT, DataTest
+from attngen.plan.mask.data_tests import DataTest
 from attngen.plan.mask.loops import Loops
 
 _EXTREMES = {
     "float32": ('float("-inf")', 'float("inf")'),
     "int64": ("-9223372036854775807", "9223372036854775807"),
-    "int32": ("-1", "2"),
 }
-"""What is no value of a side: less than all, and greater. Ints of 32 bits are bools."""
+"""What is no value of a side: less than all, and greater."""
 
 
 def held_tests(frame: Frame, found: Loops) -> tuple[HeldTest, ...]:
     """What a kernel asks of each of its loops' tests."""
     axis_name, size, block = ("key", "Sk", "BK") if found.axis == "k" else ("query", "Sq", "BQ")
-    first, last, held_size = ("q0", "q1", "Sq") if found.axis == "k" else ("k0", "k1", "Sk")
     tests: list[HeldTest] = []
     for t in found.tests:
         held, walked = (t.row, t.col) if found.axis == "k" else (t.col, t.row)
         leading = lists_of(walked, every_batch=frame.place.prefix != "")
         tiles = f"tl.cdiv({size}, {block})"
         offset = f"{leading} * tl.cdiv({frame.place.rows[found.axis]}, {block})"
-        units = None
-        if t.of_pairs:
-            # A part of a tile may begin beyond the tensor.
-            units = (f"tl.minimum({first}, {last}) // {UNIT}", f"{last} // {UNIT}")
-            offset = f"{leading} * tl.cdiv({held_size}, {UNIT}) * {tiles}"
-        tests.append(HeldTest(t.name, f"{axis_name}_{t.name}", offset, held, tiles, block, t.code(found.axis), units))
+        tests.append(HeldTest(t.name, f"{axis_name}_{t.name}", offset, held, tiles, block, t.code(found.axis)))
     return tuple(tests)
 
 
@@ -63,7 +56,7 @@ def test_view(frame: Frame, t: DataTest, axis: str) -> TestView:
         *(line for p in frame.params if p.name in read for line in p.load_lines),
         *(f"{at}_safe = tl.minimum({at}_idx, S{at} - 1)" for at in "qk" if f"{at}_safe" in read),
     )
-    wide = "float32" if walked.type is Type.FLOAT else "int32" if t.of_pairs else "int64"
+    wide = "float32" if walked.type is Type.FLOAT else "int64"
     lowest, highest = _EXTREMES[wide]
     return TestView(
         name=test,
@@ -77,7 +70,6 @@ def test_view(frame: Frame, t: DataTest, axis: str) -> TestView:
         dtype=f"torch.{wide}",
         per_batch=reads(walked, "b"),
         per_head=reads(walked, "h", "hkv"),
-        of_pairs=t.of_pairs,
     )
 
 

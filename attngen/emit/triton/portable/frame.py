@@ -25,7 +25,7 @@ SIZE_ARGUMENTS = ("Hq", "Hkv", "Sq", "Sk")
 @dataclass(frozen=True, slots=True)
 class Frame:
     """`arguments` are the kernels', of which `sizes` are sizes; `known` are the names that a kernel has of itself;
-    `place` says where the rows of its sequence are."""
+    `place` says where the rows of its sequence are. `bits`: kernels take from a map's bits which pairs are allowed."""
 
     plan: KernelPlan
     place: PlaceView
@@ -33,6 +33,7 @@ class Frame:
     sizes: tuple[str, ...]
     arguments: tuple[str, ...]
     known: tuple[str, ...]
+    bits: bool = False
 
     def kernel_view(self) -> KernelView:
         unspecialized = [*self.sizes]

@@ -11,22 +11,30 @@ from dataclasses import replace
 from attngen.emit.triton.code.kernel_code import KernelCode, KernelWriter, free_names
 from attngen.emit.triton.portable.data_tests import held_tests
 from attngen.emit.triton.portable.frame import Frame
-from attngen.emit.triton.portable.pair_words import PairWords
 from attngen.emit.triton.portable.views import KeptView
 from attngen.ir.build import TRUE
 from attngen.ir.nodes import Expr
 from attngen.plan import passes
 from attngen.plan.levels import Level, level_of
 
+BITS = "bits"
+"""Where a map's kernel keeps which pairs of the tiles that are held are allowed."""
 
-def forward_code(frame: Frame, words: tuple[PairWords, ...] = (), *, found: passes.Pass | None = None) -> KernelCode:
-    """A pair's logit and weight, and what the end of the pass reads of the denominator. `words`: see `kernel_code`.
-    `found`: what is evaluated, if it is not what portable kernels evaluate."""
+_ALLOWED = {
+    Level.ROW: f"sm90.kept_pairs(qk, sm90.pair_words(qk, {BITS} + k0 // 32 * config.BQ))",
+    Level.COLUMN: "sm90.kept_pairs(like, words)",
+}
+"""The bools of a tile, by these, in the kernels of compute capability 9.0."""
+
+
+def forward_code(frame: Frame, *, found: passes.Pass | None = None) -> KernelCode:
+    """A pair's logit and weight, and what the end of the pass reads of the denominator. `found`: what is evaluated,
+    if it is not what portable kernels evaluate."""
     found = found or passes.forward(frame.plan)
     inside = {name: e for name, e in found.head.items() if name in ("factor", "rise")}  # read in the tile function
     outside = {name: e for name, e in found.head.items() if name not in inside}
     results = {**found.pair, **inside}
-    code = kernel_code(frame, Level.ROW, replace(found, pair=results, head=outside), words)
+    code = kernel_code(frame, Level.ROW, replace(found, pair=results, head=outside))
     return padded(code, "log2_extra", "extra", "factor")
 
 
@@ -35,14 +43,9 @@ def padded(code: KernelCode, *names: str) -> KernelCode:
     return replace(code, results={**dict.fromkeys(names, ""), **code.results})
 
 
-def kernel_code(
-    frame: Frame,
-    held: Level,
-    evaluated: passes.Pass,
-    words: tuple[PairWords, ...] = (),
-) -> KernelCode:
+def kernel_code(frame: Frame, held: Level, evaluated: passes.Pass) -> KernelCode:
     """The kernel that holds a row of tiles, or a column, and what it evaluates in the function of a tile, and outside
-    of it. The mask takes the bools of `words` from these."""
+    of it."""
     results, outside = dict(evaluated.pair), dict(evaluated.head)
     by_rows = held is Level.ROW
     found, ranges = (
@@ -50,11 +53,10 @@ def kernel_code(
     )
     writer = KernelWriter(frame.plan, frame.params, held)
     writer.printer.fetched = None if evaluated.fetched is None else evaluated.fetched.load
-    for w in words:
-        writer.printer.bind(w.meant, w.text)
     position = ("q0", "q1", "q_idx") if held is Level.ROW else ("k0", "k1", "k_idx")
-    known = (*position, *frame.known)
-    extra: tuple[str, ...] = ()
+    known = (*position, *frame.known, *((BITS,) if frame.bits else ()))
+    mask, allowed = (TRUE, _ALLOWED[held]) if frame.bits else (frame.plan.mask(held), "")
+    extra: tuple[str, ...] = (allowed,) if by_rows and allowed else ()  # else it has a function of its own
     if frame.plan.attention.dropout is not None:
         counted = {f"counted_{i}": e for i, e in frame.plan.attention.counter.items()}
         results, outside = {**results, **counted}, {**outside, "drop": frame.plan.attention.dropout}
@@ -63,10 +65,9 @@ def kernel_code(
     kept = kept_view(frame) if held is Level.ROW else None
     if kept is not None:
         extra = (*extra, f"_kept_keys({', '.join(kept.arguments)})")
-    extra = (*extra, *(w.found for w in words))
     code = writer.write(
         results,
-        frame.plan.mask(held),
+        mask,
         known=known,
         used_by_template=extra,
         outside=outside,
@@ -77,8 +78,8 @@ def kernel_code(
     code = replace(
         code,
         results={**code.results, **_whole(code, results)},
-        head_lines=(*code.head_lines, *(line for w in words for line in w.begin)),
-        mask_lines=(*(f"{w.pairs} = {w.found}" for w in words), *code.mask_lines),
+        mask_lines=(f"allowed = {allowed}",) if allowed else code.mask_lines,
+        allowed="allowed" if allowed else code.allowed,
     )
     if frame.plan.attention.dropout is None:
         return code

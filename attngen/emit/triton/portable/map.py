@@ -12,7 +12,7 @@ from attngen.emit.triton.code.launches import Launch, tests_apart
 from attngen.emit.triton.code.lists import ListView, list_view
 from attngen.emit.triton.code.test_views import TestView
 from attngen.emit.triton.portable.frame import Frame
-from attngen.emit.triton.portable.kernels import kernel_code
+from attngen.emit.triton.portable.kernels import BITS, kernel_code
 from attngen.ir.build import TRUE
 from attngen.ir.nodes import Symbol
 from attngen.ir.walk import loads
@@ -59,6 +59,7 @@ class MapAxisView:
 class MapView:
     """`code` evaluates the mask for a tile of queries and one of keys; `can`, `must` and `mixed` are
     the test of the tiles' extremes, which reads what the lines `blocks` bind. `of_sequences`: the lists of their tiles.
+    `as_bits`: what pairs are found to be is kept for kernels of compute capability 9.0.
     """
 
     code: KernelCode
@@ -66,6 +67,7 @@ class MapView:
     can: str
     must: str
     mixed: str
+    as_bits: bool
     lists: ListView
     of_sequences: ListView
     arguments: tuple[str, ...]
@@ -73,6 +75,11 @@ class MapView:
     sides: tuple[SideView, SideView]
     keys: MapAxisView
     queries: MapAxisView
+
+    @property
+    def shares(self) -> int:
+        """So many programs share 32 tiles."""
+        return 8 if self.as_bits else 1
 
 
 def map_view(frame: Frame, test: TileTest | None) -> MapView | None:
@@ -90,6 +97,7 @@ def map_view(frame: Frame, test: TileTest | None) -> MapView | None:
         can=can,
         must=must,
         mixed=mixed,
+        as_bits=test.as_bits,
         lists=lists,
         of_sequences=of_sequences,
         arguments=kernel.arguments,
@@ -138,6 +146,20 @@ def _test(frame: Frame, test: TileTest) -> tuple[tuple[str, ...], tuple[str, str
     return tuple(lines), (can, must, mixed)
 
 
+def of_map(map: MapView | None) -> tuple[str, ...]:
+    """What kernels of compute capability 9.0 read of it."""
+    if map is None:
+        return ()
+    return ("walks_ptr", "tiles_ptr", *((f"{BITS}_ptr",) if map.as_bits else ()))
+
+
+def found_of(map: MapView | None) -> tuple[str, ...]:
+    """What they know of a row of it: where its tiles are listed, and which of their pairs are allowed."""
+    if map is None:
+        return ()
+    return ("met", *((BITS,) if map.as_bits else ()))
+
+
 # ---------------------------------------------------------------- launches
 
 
@@ -171,7 +193,7 @@ class MapLaunches:
         lists = Launch(
             kernel=f"_list_{self.walked}_kernel",
             grid=self._rows,
-            constants=("num_warps=1",),
+            constants=("WORDS=BQ * BK // 32", "num_warps=1"),
             scalars=(f"n_held={self._held}", f"n_walked={self._room}", *notes),
             buffers=(f"walks=(({self._rows},), torch.int32)", self._tiles),
             counters=counters,
@@ -179,9 +201,14 @@ class MapLaunches:
         )
         return *self.made(cut=False), lists
 
+    @property
+    def _bits(self) -> tuple[str, ...]:
+        """The buffer of the pairs' bits."""
+        return (f"bits=(({self._rows} * {self._room} * {self.queries} * BK // 32,), torch.int32)",)
+
     def made(self, *, cut: bool) -> tuple[Launch, Launch]:
-        """The kernel that finds extremes, and the one that makes the map. `cut`: tiles need no mask for it that the
-        tensor ends in the tile that is held."""
+        """The kernel that finds extremes, and the one that makes the map. `cut`: it is for portable kernels, for which
+        tiles need no mask where the tensor ends in the tile that is held, and which look at pairs themselves."""
         prefix, packed = ("_sequence", ("PACKED=packed",)) if self.sequences else ("", ())
         slots = ("q_slots=q_slots", "k_slots=k_slots") if self.sequences else ()
         sizes = (f"BQ={self.queries}", "BK=BK", *packed)
@@ -197,14 +224,15 @@ class MapLaunches:
                 for tiles_of, axis, side in ends
             ),
         )
-        words = f"{self._rows} * (({self._room} + 31) // 32)"
+        times = f" * {self.map.shares}" if self.map.shares > 1 else ""
         firsts = (f"firsts=(({self._rows},), torch.int32)",) if self.sequences and self.walked == "queries" else ()
+        kept = self.map.as_bits and not cut
         made = Launch(
             kernel=f"{prefix}_map_{self.walked}_kernel",
-            grid=words,
+            grid=f"{self._rows} * host.ceil({self._room}, 32){times}",
             constants=(*sizes, f"CUT={cut}", "num_warps=4"),
-            scalars=slots,
-            buffers=(f"map=((2 * {words},), torch.int32)", *firsts),
+            scalars=(*slots, *(() if kept else ("bits=None",))),
+            buffers=(f"map=(({self._rows} * {self._room},), torch.int8)", *(self._bits if kept else ()), *firsts),
         )
         return extremes, made
 
@@ -240,6 +268,18 @@ class MapLaunches:
     @property
     def _tiles(self) -> str:
         return f"tiles=(({self._rows} * {self._room},), torch.int32)"
+
+
+_MOST_PAIRS = "2**35"
+"""Of so many pairs a map keeps bits, which take 4 GiB then. Beyond, portable kernels ask the mask of each pair."""
+
+
+def fits(map: MapView | None, *, sequences: bool = False) -> tuple[str, ...]:
+    """The condition under which a map's bits are kept, if it has some."""
+    if map is None or not map.as_bits:
+        return ()
+    queries = "host.slots(Sq, 128, B, packed) * 128" if sequences else "Sq"
+    return (f"{queries} * Sk{(map.of_sequences if sequences else map.lists).times} <= {_MOST_PAIRS}",)
 
 
 def tiles_found(

@@ -21,7 +21,7 @@ from attngen.emit.triton.host.passes import (
     whole_lines,
     whole_when,
 )
-from attngen.emit.triton.portable.map import MapLaunches, MapView
+from attngen.emit.triton.portable.map import MapLaunches, MapView, fits
 
 _SLOTS = ("q_slots, k_slots = host.slots(Sq, BQ, B, packed), host.slots(Sk, BK, B, packed)",)
 _SEQUENCE = ('**{**known.constants, "ALIGN": align}', "BQ=BQ", "BK=BK", "PACKED=packed")
@@ -77,7 +77,7 @@ def sequence_forward(
     if fast is None or not fast.sequences:
         return (), portable
     way = Way(
-        when=_FOUND.format("HOPPER", "out", ""),
+        when=" and ".join((*fits(map, sequences=True), _FOUND.format("HOPPER", "out", ""))),
         bind=(
             "row, q_rows, k_rows = found",
             BLOCKS,
@@ -105,7 +105,7 @@ def sequence_whole(kernels: BackwardKernels) -> tuple[Way, ...]:
     rows, *rest = whole_launches(kernels, view, sequences=True)
     return (
         Way(
-            when=f"{few} and {whole_when(view, found)}",
+            when=f"{few} and {whole_when(view, found, sequences=True)}",
             bind=(
                 "row, q_rows, k_rows = found",
                 *_first(whole_lines(view, "k_slots", "q_slots * Hq", sequences=True)),
