@@ -53,7 +53,8 @@ def test_results_and_gradients_are_those_of_flash_attention(causal: bool, D: int
         again = step()
     assert any("hopper" in e.key or "forward_kernel" in e.key for e in ran.key_averages())
     assert all(close(a, b) and a.stride() == b.stride() for a, b in zip(mine, theirs, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(again, theirs, strict=True))
+    # The forward pass is theirs again, to the bit; the order of the sums in their dQ is another in each run.
+    assert torch.equal(again[0], theirs[0]) and all(close(a, b) for a, b in zip(again, theirs, strict=True))
 
 
 def test_dropout_is_pytorch_s_own() -> None:
@@ -65,7 +66,7 @@ def test_dropout_is_pytorch_s_own() -> None:
                 torch.manual_seed(0)
                 out = F.scaled_dot_product_attention(*leaves, dropout_p=0.3)
                 found.append((out, *torch.autograd.grad(out.sum(), leaves)))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert torch.equal(found[0][0], found[1][0]) and all(close(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_a_layer_trains_and_compiles() -> None:

@@ -93,6 +93,13 @@ def test_many_sequences_are_listed_in_blocks() -> None:
     assert not errors("causal", 64, "packed", lengths, (1, 1))
 
 
+def test_a_row_of_a_map_is_written_to_its_end() -> None:
+    """Also where a sequence has fewer tiles than the longest, or a slot none."""
+    change = ("mask=own & (at < room)", "mask=own & (at < n_walked)")
+    with pytest.raises((FaultError, AssertionError)):
+        assert not errors("dilated", 64, "lengths", changes=[change])
+
+
 CHANGES = {
     "a copy behind the sequence's end": ("within = tl.maximum(size - start, 0)", "within = size - start + 64"),
     "another sequence's tile": ("item = items_ptr + 8 * (order + 1)", "item = items_ptr + 8 * (order // 2 + 1)"),
