@@ -203,12 +203,12 @@ def _sort_tiles_kernel(map_ptr, walks_ptr, tiles_ptr, n_walked):
 
 @triton.jit
 def _map_keys(
-    map_ptr, bits_ptr, first_entry, held_ends, walked_ends, tile, group, n_walked, call,
+    bits_ptr, first_entry, held_ends, walked_ends, tile, group, n_walked, call,
     BQ: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr,
 ):
-    """Says of a share of 32 tiles of keys what the mask allows of the pairs with a tile that is held: 0 none, 1 some,
-    3 all, so that it need not be asked. Its row's entries begin at `first_entry`. CUT: it need not be asked either
-    where the tensor ends in a tile that is held.
+    """(numbers, entries, whether they are of this share) of 32 tiles of keys: what the mask allows of the pairs with
+    a tile that is held, 0 none, 1 some, 3 all, so that it need not be asked. There are `n_walked` tiles; a row's
+    entries begin at `first_entry`. CUT: it need not be asked either where the tensor ends in a tile that is held.
 
     Extremes say so of most tiles; of the others it looks at the pairs, 32 queries at a time. bits_ptr: where it keeps
     what it finds, a bit for each pair of all tiles that need a mask: for each position that is held, words of 32
@@ -260,8 +260,7 @@ def _map_keys(
             else:
                 found = _found(q0, q1, k0, call, BQ, BK)
             entry = tl.where(number == own, found, entry)
-    entry = tl.where(inside, entry, entry & 1)
-    tl.store(map_ptr + first_entry + at, entry, mask=there & (number % 8 == share))
+    return at, tl.where(inside, entry, entry & 1), number % 8 == share
 
 
 @triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
@@ -279,7 +278,8 @@ def _map_keys_kernel(
     first_entry = tl.cast(items.entry_of(place, tile, n_held, 0, 1), tl.int64) * n_walked
     held_ends = q_ends_ptr + items.entry_of(place, tile, n_held, 0, 4)
     walked_ends = k_ends_ptr + items.entry_of(place, 0, n_walked, 0, 4)
-    _map_keys(map_ptr, bits_ptr, first_entry, held_ends, walked_ends, tile, group, n_walked, call, BQ, BK, CUT)
+    at, entry, own = _map_keys(bits_ptr, first_entry, held_ends, walked_ends, tile, group, n_walked, call, BQ, BK, CUT)
+    tl.store(map_ptr + first_entry + at, entry, mask=own & (at < n_walked))
 
 
 @triton.jit(do_not_specialize=["n_held", "n_walked"])
@@ -307,12 +307,12 @@ def _list_keys_kernel(map_ptr, bits_ptr, walks_ptr, tiles_ptr, n_held, n_walked,
 
 @triton.jit
 def _map_queries(
-    map_ptr, bits_ptr, first_entry, held_ends, walked_ends, tile, group, n_walked, call,
+    bits_ptr, first_entry, held_ends, walked_ends, tile, group, n_walked, call,
     BQ: tl.constexpr, BK: tl.constexpr, CUT: tl.constexpr,
 ):
-    """Says of a share of 32 tiles of queries what the mask allows of the pairs with a tile that is held: 0 none, 1
-    some, 3 all, so that it need not be asked. Its row's entries begin at `first_entry`. CUT: it need not be asked
-    either where the tensor ends in a tile that is held.
+    """(numbers, entries, whether they are of this share) of 32 tiles of queries: what the mask allows of the pairs with
+    a tile that is held, 0 none, 1 some, 3 all, so that it need not be asked. There are `n_walked` tiles; a row's
+    entries begin at `first_entry`. CUT: it need not be asked either where the tensor ends in a tile that is held.
 
     Extremes say so of most tiles; of the others it looks at the pairs, 32 queries at a time. bits_ptr: where it keeps
     what it finds, a bit for each pair of all tiles that need a mask: for each position that is held, words of 32
@@ -364,8 +364,7 @@ def _map_queries(
             else:
                 found = _found(q0, q1, k0, call, BQ, BK)
             entry = tl.where(number == own, found, entry)
-    entry = tl.where(inside, entry, entry & 1)
-    tl.store(map_ptr + first_entry + at, entry, mask=there & (number % 8 == share))
+    return at, tl.where(inside, entry, entry & 1), number % 8 == share
 
 
 @triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
@@ -383,7 +382,9 @@ def _map_queries_kernel(
     first_entry = tl.cast(items.entry_of(place, tile, n_held, 0, 1), tl.int64) * n_walked
     held_ends = k_ends_ptr + items.entry_of(place, tile, n_held, 0, 4)
     walked_ends = q_ends_ptr + items.entry_of(place, 0, n_walked, 0, 4)
-    _map_queries(map_ptr, bits_ptr, first_entry, held_ends, walked_ends, tile, group, n_walked, call, BQ, BK, CUT)
+    at, entry, own = _map_queries(bits_ptr, first_entry, held_ends, walked_ends, tile, group, n_walked, call, BQ, BK,
+        CUT)
+    tl.store(map_ptr + first_entry + at, entry, mask=own & (at < n_walked))
 
 
 @triton.jit(do_not_specialize=["n_held", "n_walked", "n_slots"])

@@ -265,7 +265,8 @@ def gluon_backward_view(
     ends = dict.fromkeys(name for run in backward.unmasked for name in (run.start, run.stop) if name != ZERO)
     own_ends = tuple(name.removeprefix("own_") for name in ends)
     rows = ("terms_desc",) if backward.row_terms else ("lse_ptr", "delta_ptr")
-    lists = ("met_ptr", *(("map_ptr", *of_map(map)) if mapped else ("walks_ptr",))) if backward.lists else ()
+    lists = ("walks_ptr", "met_ptr") if backward.lists else ()
+    lists = ("met_ptr", "map_ptr", *of_map(map)) if mapped else lists
     return GluonBackwardView(
         unspecialized=[
             *("n_work", "together", "span"),
