@@ -35,6 +35,7 @@ UNEVEN = ((5, 9), (0, 40), (70, 30), (3, 0), (130, 260), (64, 128))
 SQUARE = ((70, 70), (0, 0), (1, 1), (130, 130))
 SPECS = {
     "full": "attention full\nmask = true\n",
+    "fourth": "attention fourth\nmask = (q - k) % 4 == 0\n",
     "keys": "attention keys\nparam bias: f32[B, Sk]\nparam n: int[B]\n"
     "score = qk * scale + bias[b, k]\nmask = k < n[b]\n",
     **{path.stem: text_of(path.stem) for path in EXAMPLES.glob("*.attn")},
@@ -141,6 +142,11 @@ def fault(ends: list[int], change: Change | None = None, rows: int = 70, name: s
 def test_offsets_that_fall_end_without_a_fault(ends: list[int], name: str) -> None:
     """Tiles of sequences that overlap have no room in the list, and their turns no order: nothing may hang."""
     assert not fault(ends, name=name)
+
+
+def test_sequences_that_share_slots_end_without_a_fault() -> None:
+    """Where the first tile of keys may have been noted by a tile of another sequence."""
+    assert not fault([0, 512, 0, 512], rows=512, name="fourth")
 
 
 def test_a_list_of_sequences_that_overlap_would_be_a_fault() -> None:

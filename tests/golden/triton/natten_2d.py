@@ -2132,7 +2132,7 @@ def _param_gradients(known, values, pairs, needed, bias) -> tuple[Tensor, ...]:
 def _forward_launches(known, q, k, v, out, precise) -> tuple:
     """The launches of the forward pass, for calls of one layout."""
     B, Hq, _Hkv, Sq, Sk, D, Dv = known.shape
-    if Sq * Sk <= 2**35 and (row := host.hopper_row(HOPPER, q, k, v, out)) is not None:
+    if (Sq + 191) * (Sk + 127) <= 2**35 and (row := host.hopper_row(HOPPER, q, k, v, out)) is not None:
         BQ, BK = row.BQ, row.BK
         n_tiles = host.ceil(Sq, BQ)
         n_work = n_tiles * B * Hq
@@ -2177,7 +2177,8 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked) -> tup
     B, Hq, Hkv, Sq, Sk, D, Dv = known.shape
     has_d_lse, precise, needed, _usual = asked
     align = host.alignment(strides, known.constants["ALIGN"])
-    if Sq * Sk <= 2**35 and (row := host.hopper_row(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None:
+    if (Sq + 191) * (Sk
+        + 127) <= 2**35 and (row := host.hopper_row(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None:
         BQ, BK = row.BQ, row.BK
         n_tiles, n_parts = host.ceil(Sk, BK), host.ceil(Sq, BQ) * B * Hq
         heads, group = B * Hkv, Hq // Hkv
@@ -2216,7 +2217,7 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, asked) -> tup
                 dict(D=D, Dv=Dv, **blocks, BQ=BQ, BK=BK, SHARED=shares > 1, ALIGN=align),
                 scalars=dict(n_parts=n_parts)),)
     tma = host.has_tma(q, k, v, d_out)
-    apart = host.hopper_row(HOPPER_APART, q, k, v, d_out, dq, dk, dv) if Sq * Sk <= 2**35 else None
+    apart = host.hopper_row(HOPPER_APART, q, k, v, d_out, dq, dk, dv) if (Sq + 191) * (Sk + 127) <= 2**35 else None
     BQ, BK, warps, stages = host.tiles(TILES, q, v)[1]
     by_keys = (host.Launch(_extremes_kernel, (host.ceil(Sk, BK) + host.ceil(Sq, BQ)),
         dict(BQ=BQ, BK=BK, ROWS=host.padded(BQ), num_warps=4),

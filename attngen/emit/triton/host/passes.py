@@ -365,7 +365,7 @@ def whole_lines(view: GluonBackwardView, n_tiles: str, n_parts: str, *, sequence
 
 def whole_when(view: GluonBackwardView, found: str, *, sequences: bool = False) -> str:
     """When the kernel of all three may run, whose row is `found`."""
-    needs = (*fits(view.map, sequences=sequences), *(("usual",) if view.row_terms else ()), found)
+    needs = (*fits(view.map, walked="queries", sequences=sequences), *(("usual",) if view.row_terms else ()), found)
     return _unless(" and ".join(needs), view.elsewhere)
 
 

@@ -274,12 +274,16 @@ _MOST_PAIRS = "2**35"
 """Of so many pairs a map keeps bits, which take 4 GiB then. Beyond, portable kernels ask the mask of each pair."""
 
 
-def fits(map: MapView | None, *, sequences: bool = False) -> tuple[str, ...]:
-    """The condition under which a map's bits are kept, if it has some."""
+def fits(map: MapView | None, *, walked: str = "keys", sequences: bool = False) -> tuple[str, ...]:
+    """The condition under which a map's bits are kept, if it has some: of whole tiles of 192 x 128 pairs at most."""
     if map is None or not map.as_bits:
         return ()
-    queries = "host.slots(Sq, 128, B, packed) * 128" if sequences else "Sq"
-    return (f"{queries} * Sk{(map.of_sequences if sequences else map.lists).times} <= {_MOST_PAIRS}",)
+    pairs = f"(Sq + 191) * (Sk + 127){map.lists.times}"
+    if sequences:
+        of_keys, of_queries = (f"host.slots({size}, 128, B, packed)" for size in ("Sk", "Sq"))
+        pairs = f"{of_queries} * 192 * (Sk + 127)" if walked == "keys" else f"{of_keys} * 128 * (Sq + 127)"
+        pairs += map.of_sequences.times
+    return (f"{pairs} <= {_MOST_PAIRS}",)
 
 
 def tiles_found(
