@@ -5,6 +5,7 @@ Rows beside a sequence hold NaN, and so do their cotangents; results there are c
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -97,8 +98,10 @@ def test_many_sequences_are_listed_in_blocks() -> None:
 def test_a_row_of_a_map_is_written_to_its_end() -> None:
     """Also where a sequence has fewer tiles than the longest, or a slot none."""
     change = ("mask=own & (at < room)", "mask=own & (at < n_walked)")
-    with pytest.raises((FaultError, AssertionError)):
-        assert not errors("dilated", 64, "lengths", changes=[change])
+    found = ["a fault"]
+    with contextlib.suppress(FaultError):
+        found = errors("dilated", 64, "lengths", changes=[change])
+    assert found
 
 
 CHANGES = {

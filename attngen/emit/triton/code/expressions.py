@@ -215,17 +215,6 @@ class Printer:
         names = {bound: name for bound, name in self.names.items() if not reads(bound, "q", "k", "qk")}
         return replace(self, names={**names, Symbol("q", Type.INT): q, Symbol("k", Type.INT): k}).text(e)
 
-    def stored(self, e: Load) -> str:
-        """The dtype of an element, once it is loaded."""
-        match e.type:
-            case Type.FLOAT:
-                return "tl.float32"
-            case Type.BOOL:
-                return "tl.int1"
-            case Type.INT:
-                small = self.params[e.param].storage in SMALL_INTS
-                return "tl.int32" if small else f"{self.param_names[e.param]}_ptr.dtype.element_ty"
-
     def _load(self, e: Load) -> tuple[str, int]:
         pointer = f"{self.param_names[e.param]}_ptr"
         guards = self.guards(e)
