@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -72,12 +73,22 @@ def test_dropout_is_pytorch_s_own() -> None:
 def test_a_layer_trains_and_compiles() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(256, 4, 512, dropout=0.0, batch_first=True, device="cuda", dtype=torch.bfloat16)
-    x = torch.randn(2, 300, 256, device="cuda", dtype=torch.bfloat16)
-    wanted = torch.autograd.grad(layer(x).float().square().sum(), [*layer.parameters()])
+    x, weights = torch.randn(2, 2, 300, 256, device="cuda", dtype=torch.bfloat16)
+    exact = copy.deepcopy(layer).float()
+
+    def gradients(attend: Callable[[Tensor], Tensor], of: nn.Module) -> tuple[Tensor, ...]:
+        out = attend(x.to(next(of.parameters()).dtype))
+        return torch.autograd.grad((out * weights).float().sum(), [*of.parameters()])
+
+    def errors(found: tuple[Tensor, ...]) -> list[float]:
+        return [float((a.float() - b).norm() / b.norm()) for a, b in zip(found, true, strict=True)]
+
+    true = gradients(exact, exact)
+    theirs = errors(gradients(layer, layer))
     with active():
         for attend in (layer, torch.compile(layer, fullgraph=True)):
-            found = torch.autograd.grad(attend(x).float().square().sum(), [*layer.parameters()])
-            assert all(close(a, b) for a, b in zip(found, wanted, strict=True))
+            mine = errors(gradients(attend, layer))
+            assert all(a <= 1.5 * b + 2e-3 for a, b in zip(mine, theirs, strict=True)), (mine, theirs)
 
 
 def test_packed_rows() -> None:
