@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import grouped  # noqa: E402
 import holes  # noqa: E402
 import rows_of_holes  # noqa: E402
+import waits  # noqa: E402
 
 import attngen  # noqa: E402
 
@@ -189,3 +191,25 @@ def test_processes_take_turns(tmp_path: Path) -> None:
     cells = json.loads(output.read_text())["cells"]
     assert [c["mask"] for c in cells] == ["rollouts", "strided"]
     assert all(c["contenders"]["attngen"]["right"] for c in cells)
+
+
+def test_waits_are_counted() -> None:
+    """Two tiles of keys that meet three tiles of queries: the second is one latency behind the first at each."""
+    both = numpy.ones((2, 3), bool)
+    alone, behind = waits.BESIDE + 3, waits.LATENCY + waits.BESIDE + 3
+    assert waits.waited([both], 1, iter([(0, 0, False)])) == pytest.approx(waits.PROGRAMS * alone / alone)
+    found = waits.waited([both], 1, waits.in_order([both], 1, "onwards"))
+    assert found == pytest.approx(waits.PROGRAMS * behind / (2 * alone))
+    against = waits.waited([both], 1, iter([(0, 0, False), (1, 0, True)]))  # it begins where the first one ends
+    assert against == pytest.approx(waits.PROGRAMS * (behind + 2) / (2 * alone))
+    shorter = numpy.array([[True, False], [True, True]])
+    orders = {name: list(waits.in_order([shorter] * 2, 1, name)) for name in ("onwards", "backwards", "longest first")}
+    assert orders["onwards"] == [(0, 0, False), (1, 0, False), (0, 1, False), (1, 1, False)]
+    assert orders["backwards"] == [(1, 0, True), (0, 0, True), (0, 1, False), (1, 1, False)]
+    assert orders["longest first"] == [(1, 0, False), (0, 0, False), (1, 1, False), (0, 1, False)]
+
+
+def test_tiles_that_wait_are_those_of_the_mask() -> None:
+    for cell in (c for c in DRY if c.mask in ("blocks", "blocks64")):
+        pairs = seen(cell)[:, :: cell.Hq // cell.Hkv].reshape(-1, cell.N // 64, 64, cell.N // waits.KEYS, waits.KEYS)
+        assert numpy.array_equal(waits.tiles_met(cell, 64), pairs.any(4).any(2).transpose(1, 2).numpy())
