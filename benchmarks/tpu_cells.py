@@ -1,7 +1,7 @@
 """What `tpu_static.py` compares: chips, shapes, masks, and the tile sizes that each contender may choose from.
 
 A cell's `variant` is `full`, `causal` or `local` (a causal window of 1024 keys and the query's own) where rivals can
-compute it too, else one of attngen's examples.
+compute it too, or `rollouts`, whose tokens rivals must know when they are compiled; else one of attngen's examples.
 """
 
 from __future__ import annotations
@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 WINDOW = 1025
@@ -37,7 +41,7 @@ class Cell:
 
     def fits(self, contender: str) -> bool:
         """Whether a rival computes this variant at all: of the examples none does as they are."""
-        return self.variant in ("full", "causal") or (self.variant == "local" and contender != "flash")
+        return self.variant in ("full", "causal") or (self.variant in ("local", "rollouts") and contender != "flash")
 
     def spec(self) -> tuple[str | Path, dict[str, bool | int | float]]:
         """The text or the file of the spec, and the constants that it is compiled with."""
@@ -54,6 +58,9 @@ class Cell:
                 return sum(min(i + 1, WINDOW) for i in range(n))
             case "full":
                 return n * n
+            case "rollouts":
+                prompt, length = n // 4, n * 3 // 64
+                return prompt * (prompt + 1) // 2 + 16 * (prompt * length + length * (length + 1) // 2)
             case _:
                 return n * (n + 1) // 2
 
@@ -63,6 +70,14 @@ class Cell:
         return self.pairs * self.head_dim * (14 if self.backward else 4)
 
 
+def branches(length: int) -> np.ndarray[Any, Any]:
+    """The branch of each token: a prompt, 0, of a quarter of them, and sixteen rollouts."""
+    import numpy as np
+
+    at, prompt = np.arange(length), length // 4
+    return np.where(at < prompt, 0, 1 + (at - prompt) // (length * 3 // 64)).astype(np.int32)
+
+
 def _cells() -> Iterator[Cell]:
     for chip in ("v5e", "v5p", "v6e"):
         for variant in ("causal", "full", "local"):
@@ -70,6 +85,8 @@ def _cells() -> Iterator[Cell]:
                 yield Cell(chip, 128, variant, length, False)
         for head_dim in (64, 256):
             yield Cell(chip, head_dim, "causal", 4096, False)
+        for backward in (False, True):
+            yield Cell(chip, 128, "rollouts", 8192, backward)
     for chip in ("v5e", "v5p", "v6e"):
         yield Cell(chip, 128, "causal", 4096, True)
         yield Cell(chip, 128, "local", 4096, True)
@@ -79,8 +96,8 @@ def _cells() -> Iterator[Cell]:
 
 
 def _reported(cell: Cell) -> bool:
-    """The shapes of the founding study."""
-    if cell.chip == "v5e" or cell.backward:
+    """The shapes of the founding study, and masks with holes."""
+    if cell.chip == "v5e" or cell.backward or cell.variant == "rollouts":
         return True
     if cell.chip == "v5p":
         return cell.head_dim == 128 and (cell.variant == "causal" or cell.length == 8192)
@@ -104,6 +121,7 @@ _RIVAL_LOCAL = ((512, 512, 512), (1024, 1024, 512))
 _RIVAL_FULL = ((512, 4096, 1024), (512, 4096, 512), (1024, 2048, 512))
 _RIVAL_FULL_WIDE = ((2048, 4096, 1024), (1024, 4096, 512), (1024, 4096, 1024), (2048, 2048, 1024))
 _RIVAL_BACKWARD = ((1024, 1024, 512), (1024, 1024, 1024))
+_RIVAL_HOLES = ((512, 512, 512), *_RIVAL_BACKWARD)
 
 
 # (query rows, key rows, full tiles at a time)
@@ -125,6 +143,7 @@ def tiles_of(contender: str, cell: Cell) -> tuple[tuple[int, int, int], ...]:
             return _OWN_BACKWARD if wide or full else _OWN_BACKWARD[:1]
         return (_OWN_FULL_WIDE if full else _OWN_WIDE) if wide else (_OWN_FULL if full else _OWN)
     found = _RIVAL_BACKWARD if cell.backward else _rival_forward(cell.variant, wide)
+    found = _RIVAL_HOLES if cell.variant == "rollouts" else found
     if contender == "tokamax":
         return found
     return found[:2] if full else found[:1]

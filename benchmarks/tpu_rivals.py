@@ -13,6 +13,9 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from tpu_cells import branches
+
 from attngen.tpu.programs import generated
 from attngen.tpu.worker import Program
 
@@ -135,5 +138,8 @@ def _splash_mask(masks: Any, mask: str, length: int) -> Any:
             return masks.CausalMask((length, length))
         case "local":
             return masks.LocalMask((length, length), (WINDOW, 0), 0)
+        case "rollouts":
+            own, at = branches(length), np.arange(length)
+            return masks.NumpyMask((at[:, None] >= at) & ((own == 0) | (own[:, None] == own)))
         case _:
             raise ValueError(f"no mask {mask!r}")

@@ -24,11 +24,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import tpu_report  # noqa: E402
-from tpu_cells import CELLS, VARIANTS, Cell, tiles_of  # noqa: E402
+from tpu_cells import CELLS, VARIANTS, Cell, branches, tiles_of  # noqa: E402
 
 from attngen import api, files, inputs  # noqa: E402
 from attngen.errors import InternalError, Source  # noqa: E402
@@ -93,7 +95,10 @@ def request(job: Job) -> Request:
     kernel = api.build(source, api.options("pallas"), consts)
     sizes = {"B": 1, "Hq": HEADS, "Hkv": HEADS, "Sq": cell.length, "Sk": cell.length}
     sizes = inputs.settle(kernel.spec, {**sizes, "D": cell.head_dim, "Dv": cell.head_dim})
-    values = inputs.examples(kernel.spec, sizes)
+    values = dict(inputs.examples(kernel.spec, sizes))
+    if cell.variant == "rollouts":
+        own = branches(cell.length)[None]
+        values |= {"first": own, "last": np.where(own == 0, 17, own + 1)}
     arguments = {
         "source": kernel.source,
         "name": kernel.name,

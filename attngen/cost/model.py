@@ -148,7 +148,7 @@ class _Model:
         if sizes["Hq"] % sizes["Hkv"]:
             raise UsageError(f"Hq = {sizes['Hq']} is no multiple of Hkv = {sizes['Hkv']}")
         self.chip, self.sizes, self.params = chip, sizes, params
-        self.plan = replace(plan, map=None) if chip.tpu is not None else plan  # its kernels have none
+        self.plan = plan
         self.dtype: Dtype = dtype
         self.itemsize = ITEMSIZE[dtype]
         self.own_tile = tile

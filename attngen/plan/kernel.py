@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from attngen.ir.attention import Attention, Param
 from attngen.ir.build import add, mul, real
-from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
+from attngen.ir.nodes import Apply, Expr, Load, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads, substitute
 from attngen.plan.chips import Burden
 from attngen.plan.gpu_walks import GpuWalks, gpu_walks
@@ -96,7 +96,7 @@ class KernelPlan:
     hopper: HopperPlan | None = None  # the kernels of compute capability 9.0, where the target has some
     needs: tuple[Need, ...] = ()  # what every call checks of its sizes: with it all reads are inside
     geometries: tuple[Geometry, ...] = ()  # how sequences find their rows, where they are no whole rows of a batch
-    map: TileTest | None = None  # by which kernels of GPUs find tiles, in place of loops' ends
+    map: TileTest | None = None  # by which kernels of GPUs and TPUs find tiles, in place of loops' ends
     packed_alias: PackedAlias | None = None  # which dense batches of one are computed as packed rows
 
     @property
@@ -106,7 +106,8 @@ class KernelPlan:
 
     def mask(self, held: Level) -> Expr:
         """As kernels ask it that hold a tile of queries, ROW, or of keys, COLUMN."""
-        return self.attention.mask if self.map is None else apart(self.attention.mask, held)
+        mapped = self.map is not None and self.gpu_walks is not None
+        return apart(self.attention.mask, held) if mapped else self.attention.mask
 
     @property
     def burden(self) -> Burden:
@@ -164,7 +165,7 @@ def make_plan(attention: Attention, limits: Limits) -> KernelPlan:
         growing_keys=any(reads(s.lo, "k0") for s in queries.any) and not any(reads(s.hi, "k1") for s in queries.any),
         diagonals=diagonals(form.unit),
         choices=choices((), attention, known, limits.ints),
-        map=map_of(attention.mask, keys, known) if limits.gpu else None,
+        map=map_of(attention.mask, keys, known, of_pairs=not limits.gpu) if limits.gpu or limits.tpu else None,
     )
     chosen = choices(evaluated(found), attention, known, limits.ints)
     if limits.approximates:
@@ -208,7 +209,7 @@ def numbers(plan: KernelPlan) -> tuple[Expr, ...]:
 
 
 def decisions(plan: KernelPlan) -> tuple[Expr, ...]:
-    """Of what is evaluated, the mask, loop bounds and data tests: what decides which pairs count."""
+    """Of what is evaluated, the mask, loop bounds and tests: what decides which pairs count."""
     return (*_masks(plan), *_bounds(plan))
 
 
@@ -221,6 +222,8 @@ def _bounds(plan: KernelPlan) -> Iterator[Expr]:
     for ranges in (plan.keys, plan.queries):
         yield from (e for t in ranges.tests for e in (t.row, t.col))
         yield from (e for s in (*ranges.any, *ranges.all) for e in (s.lo, s.hi))
+    if plan.map is not None and plan.gpu_walks is None:  # on the host
+        yield from (e for e in (plan.map.can, plan.map.must) if isinstance(e, Apply))
 
 
 def _leaf_gradients(attention: Attention, form: Weights) -> list[LeafGradient]:

@@ -245,7 +245,8 @@ def _taken(line: str, waiting: list[Signature]) -> Signature:
         for dtype, dims in re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", f"{operands} {results}")
     )
     for signature in waiting:
-        if signature.shapes == shapes:
+        traced = tuple(("int32" if dtype == "bool" else dtype, dims) for dtype, dims in signature.shapes)
+        if traced == shapes:  # kernels take bools as ints
             waiting.remove(signature)
             return signature
     raise InternalError(f"a compiled kernel that was not traced, with {shapes}")

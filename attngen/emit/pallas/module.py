@@ -19,12 +19,16 @@ from attngen.emit.options import Options
 from attngen.emit.pallas.kernel_code import KernelWriter, Number, PallasCode
 from attngen.emit.pallas.names import reserved
 from attngen.emit.pallas.views import (
+    KEYS,
+    QUERIES,
+    MapView,
     PairSum,
     RangesView,
     RowInput,
     RowsView,
     Sum,
     TestView,
+    TileTestView,
     WalksView,
 )
 from attngen.emit.said import words
@@ -37,14 +41,17 @@ from attngen.emit.text.render import render
 from attngen.emit.text.weights import weight_view
 from attngen.errors import InternalError
 from attngen.ir import printing
-from attngen.ir.build import real
+from attngen.ir.build import index, integer, real
+from attngen.ir.function import inlined
 from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
-from attngen.ir.walk import named, reads
+from attngen.ir.walk import named, reads, substitute
 from attngen.plan import passes
+from attngen.plan.index import items
 from attngen.plan.ints.facts import scale_use
-from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
+from attngen.plan.kernel import Gather, KernelPlan, LeafGradient, by_lists
 from attngen.plan.levels import Level
 from attngen.plan.mask.data_tests import DataTest
+from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Loops, Rounded, Step
 from attngen.plan.mask.tpu_walks import Runs, TpuWalks
 from attngen.plan.operands import Extent, expressions, outside_of_indices
@@ -99,9 +106,10 @@ class _Emitter:
     # ------------------------------------------------------------ the module
 
     def module(self) -> str:
-        walks = self.plan.tpu_walks
+        mapped = by_lists(self.plan)
+        walks = mapped.tpu_walks
         assert walks is not None
-        keys, queries = self.ranges(self.plan.key_loops, walks.keys), self.ranges(self.plan.query_loops, walks.queries)
+        keys, queries = self.ranges(mapped.key_loops, walks.keys), self.ranges(mapped.query_loops, walks.queries)
         dq, dq_sums = self.backward(Level.ROW, keys, _WITH_ROWS)
         dkdv, dkdv_sums = self.backward(Level.COLUMN, queries, (Extent.COLUMN,))
         fused, fused_sums = self.backward(Level.COLUMN, queries, _WITH_COLUMNS)
@@ -119,6 +127,7 @@ class _Emitter:
             "across_code": self.forward(keys, across=True),
             "keys": keys,
             "queries": queries,
+            "tile_test": self.tile_test(),
             "walks": _walks(walks, Printer(self.plan.choices, _name)),
             "rows": self.rows(),
             "dq_code": dq,
@@ -142,6 +151,7 @@ class _Emitter:
             "spread": self.spread(),
             "vmem": tpu_tiles.VMEM,
             "straight": tpu_tiles.STRAIGHT,
+            "lists": tpu_tiles.LISTS,
             "wide": tpu_tiles.WIDE,
             "piece": tpu_tiles.PIECE,
             "ahead": tpu_tiles.AHEAD,
@@ -333,12 +343,16 @@ class _Emitter:
                     plain[view.name] = (f"{view.name}_ref[{view.number}]", view.name)
                     return f"({view.name} != 0)" if e.type is Type.BOOL else view.name
 
+        map = self.map(found.axis)
+        if map is not None:
+            begin = f"{map.name}_map_ref[listed"
+            plain |= {name: (f"{begin}{' + 1' * n}]", name) for n, name in enumerate(found.names)}
         printer = Printer(self.plan.choices, leaf)
         lines = _steps(found.steps, printer)
         views = tuple(self.test(t, found.axis) for t in found.tests)
         answers = tuple(f"{t.name}_{end}" for t in found.tests for end in _ENDS)
         parameters = (*answers, *plain)
-        body = (*self.size_lines(), *lines)
+        body = (*self.size_lines(), *lines) if lines else ()
         return RangesView(
             found.axis,
             range_function(found, (runs.unmasked, runs.masked), (*parameters, "size", "block"), body, printer),
@@ -348,7 +362,53 @@ class _Emitter:
             tuple(numbers.values()),
             views,
             found.in_ints,
+            map,
         )
+
+    def tile_test(self) -> TileTestView | None:
+        test = self.plan.map
+        if test is None:
+            return None
+        host, lines = self.leaves.printer(), list[str]()
+        batches, heads = self.places(test.lists)
+        for part in test.parts:
+            least, most = (printing.expression(e) for e in part.bounds)
+            where = "pairs" if part.of_pairs else "keys" if part.of_keys else "queries"
+            lines.append(f"{least}, {most} = _of_{where}({host.text(part.value)}, size, tile, {heads})")
+        return TileTestView(tuple(lines), host.text(test.can), host.text(test.must), f"{batches}, {heads}")
+
+    def places(self, lists: Lists) -> tuple[str, str]:
+        """How many batches, and heads, have lists of their own."""
+        return "B" if lists.by_batch else "1", "1" if not lists.by_head else "Hkv" if lists.shared else "Hq"
+
+    def map(self, axis: str) -> MapView | None:
+        """Of the tiles of an axis."""
+        if self.plan.map is None:
+            return None
+        lists = self.plan.map.lists
+        batches, heads = self.places(lists)
+        held, walked = (QUERIES, KEYS) if axis == "k" else (KEYS, QUERIES)
+        return MapView(
+            name="key" if axis == "k" else "query",
+            held=held,
+            walked=walked,
+            turned="" if axis == "k" else ".mT",
+            places=f"{batches} * {heads}",
+            entry=self.list_entry(lists, heads),
+        )
+
+    def list_entry(self, lists: Lists, heads: str) -> str:
+        """The number of the list of a batch, a head and a tile, by the functions that are proved."""
+        (place,) = inlined(lists.function(items(), "list_of"))
+        (entry,) = inlined(items().of("entry_of"))
+        own: dict[Expr, Expr] = {index("place"): place, index("part"): integer(0), index("parts"): integer(1)}
+        head = f"_share(head, Hq, {heads})" if lists.shared else "head"
+        names = {"head": head, "Hq": heads}
+
+        def leaf(e: Leaf) -> str:
+            return names.get(_name(e), _name(e))
+
+        return Printer(replace(self.plan.choices, wide=()), leaf).text(substitute(entry, own))
 
     def test(self, t: DataTest, axis: str) -> TestView:
         held, walked = (t.row, t.col) if axis == "k" else (t.col, t.row)

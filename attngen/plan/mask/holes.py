@@ -43,10 +43,17 @@ _MOST_APART = 2
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`value`, an int which reads no key or no query; `name` begins those of its extremes in a tile."""
+    """`value`, an int which reads no key or no query, or is an element of a pair.
+
+    `name` begins those of its extremes in a tile, or in the pairs of two.
+    """
 
     name: str
     value: Expr
+
+    @property
+    def of_pairs(self) -> bool:
+        return level_of(self.value) is Level.PAIR
 
     @property
     def of_keys(self) -> bool:
@@ -100,27 +107,28 @@ class Found:
 _UNKNOWN = Found(TRUE, FALSE)
 
 
-def tile_test(mask: Expr, facts: Facts) -> TileTest | None:
+def tile_test(mask: Expr, facts: Facts, *, of_pairs: bool = False) -> TileTest | None:
     """None where a kernel that looks at the pairs may round otherwise than one that attends: of masks that compute with
-    floats; and of those that read head dims, which it does not know."""
+    floats; and of those that read head dims, which it does not know. `of_pairs`: elements of pairs are parts, whose
+    extremes say all of them, so that nobody looks at pairs."""
     rounded = (n for n in nodes(mask) if isinstance(n, Apply) and n.type is Type.FLOAT)
     if any(rounded) or reads(mask, "D", "Dv"):
         return None
-    asked = _Asked(facts)
+    asked = _Asked(facts, of_pairs)
     found = asked.condition(mask)
-    mixed = conjunction(found.some, found.hole)
+    mixed = FALSE if of_pairs else conjunction(found.some, found.hole)
     lists = Lists(reads(mask, "b"), reads(mask, "h", "hkv"), shared=not reads(mask, "h"))
-    as_bits = not lists.by_head or any(_of_a_pair(e) for e in loads(mask))
+    as_bits = not of_pairs and (not lists.by_head or any(_of_a_pair(e) for e in loads(mask)))
     return TileTest(tuple(asked.parts), found.can, found.must, mixed, lists, as_bits)
 
 
-def map_of(mask: Expr, keys: TileRanges, facts: Facts) -> TileTest | None:
+def map_of(mask: Expr, keys: TileRanges, facts: Facts, *, of_pairs: bool = False) -> TileTest | None:
     """The test that makes a map of tiles, where the closed form leaves out a condition, or data that are not the same
     but in an order may leave holes. Of floats the closed form knows more."""
     tests = keys.tests
     if any(t.row.type is Type.FLOAT for t in tests) or (keys.solved and all(t.sign == "==" for t in tests)):
         return None
-    return tile_test(mask, facts)
+    return tile_test(mask, facts, of_pairs=of_pairs)
 
 
 def named(axis: str) -> Loops:
@@ -138,6 +146,7 @@ def sorted_apart(axis: str, lists: Lists) -> Loops:
 @dataclass
 class _Asked:
     facts: Facts
+    of_pairs: bool
     parts: list[Part] = field(default_factory=list[Part])
 
     def part(self, e: Expr) -> Bounds:
@@ -150,7 +159,7 @@ class _Asked:
     def condition(self, c: Expr) -> Found:
         if isinstance(c, Literal):
             return Found(c, c, c, apply(Op.NOT, c))
-        if level_of(c) is not Level.PAIR:
+        if level_of(c) is not Level.PAIR or (self.of_pairs and isinstance(c, Load)):
             least, most = self.part(apply(Op.TO_INT, c))
             can, must = apply(Op.EQ, most, integer(1)), apply(Op.EQ, least, integer(1))
             return Found(can, must, can, apply(Op.NOT, must))
@@ -224,7 +233,7 @@ class _Asked:
             return e, e
         if e.type is not Type.INT or not fits(e, self.facts):
             return None
-        if level_of(e) is not Level.PAIR:
+        if level_of(e) is not Level.PAIR or (self.of_pairs and isinstance(e, Load)):
             return self.part(e)
         if not isinstance(e, Apply):
             return None

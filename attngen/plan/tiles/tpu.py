@@ -16,6 +16,10 @@ STRAIGHT = 16
 """Tiles that the forward kernel may have one after the other, outside its loop: code grows with them."""
 
 
+LISTS = 2**18
+"""Bytes of scalar memory that the lists of a map may take."""
+
+
 WIDE = ("v6e", "7x")
 """Chips whose matrix units are 256 columns wide. A head dim of 128 fills half of them, unless weights stand in them and
 the values stream past."""

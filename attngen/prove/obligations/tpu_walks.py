@@ -3,7 +3,7 @@
 Takes a plan, returns claims about its `TpuWalks`, if it has some: the walk that a kernel makes of its runs takes each
 tile once; the grid brings the tile that a step takes; and a loop in rounds, one that keeps a masked tile for the end,
 and one whose numbers of tiles are known take each step once. That the runs themselves are right is what the claims
-about loops say.
+about loops say, or, where runs are of places in lists, those about the map.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import TypeVar
 
 from attngen.ir.checked import without_facts
+from attngen.plan.index import items
+from attngen.plan.kernel import KernelPlan, by_lists
 from attngen.plan.mask.tpu_walks import TpuWalks
 from attngen.plan.mask.walks import unrolled
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Holds
 from attngen.prove.integers.z3_door import SolverContext
+from attngen.prove.obligations.portable_walks import map_claims
 from attngen.prove.obligations.tile_walks import extent_answer, inside_answer, joined_answer
 from attngen.prove.obligations.tpu_steps import (
     grid_answer,
@@ -34,10 +37,13 @@ _SHOWN: dict[Hashable, int] = {}
 
 
 def tpu_walks(claims: WalkClaims) -> Iterator[Claim]:
-    walks = claims.plan.tpu_walks
+    plan = by_lists(claims.plan)
+    walks = plan.tpu_walks
     if walks is None:
         return
-    yield from _walks_of_runs(claims, walks)
+    if claims.plan.map is not None and claims.plan.gpu_walks is None:  # else it is shown of these
+        yield from map_claims(claims, claims.plan.map, items())
+    yield from _walks_of_runs(claims, plan, walks)
 
     def claim(
         subject: str, sentence: str, value: _Value, ask: Callable[[SolverContext, _Value, Work], Answer]
@@ -64,8 +70,7 @@ def tpu_walks(claims: WalkClaims) -> Iterator[Claim]:
     yield claim("TPU pairs", sentence, walks.pairs, pairs_answer)
 
 
-def _walks_of_runs(claims: WalkClaims, walks: TpuWalks) -> Iterator[Claim]:
-    plan = claims.plan
+def _walks_of_runs(claims: WalkClaims, plan: KernelPlan, walks: TpuWalks) -> Iterator[Claim]:
     context, planned = claims.context(), SolverContext(without_facts(plan.attention))
     for walked, runs, ranges, loops in (
         ("keys", walks.keys, plan.keys, plan.key_loops),
@@ -82,6 +87,8 @@ def _walks_of_runs(claims: WalkClaims, walks: TpuWalks) -> Iterator[Claim]:
         sentence = f"TPU: the tile of {walked} that the grid brings is the one that the step takes"
         answer = joined_answer(context, brought, unmasked, masked, claims.work.part())
         yield claims.claim(f"TPU grid, {walked}", sentence, answer)
+        if plan.map is not None:  # a list has no more places than there are tiles
+            continue
         sentence = f"TPU: no walked tile of {walked} begins behind the sequence, so the grid has a step for each"
         answer = inside_answer(planned, ranges, claims.work.part())
         if isinstance(answer, Holds):

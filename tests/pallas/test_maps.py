@@ -1,0 +1,245 @@
+"""Masks with holes on a TPU: lists of tiles in scalar memory, which the host makes, beside the mask pair by pair.
+
+Pallas' interpreter runs the kernels; the plain JAX target visits every tile, and is what results are compared with.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attngen
+from attngen.runtime.loader import execute
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*no TPU found:UserWarning")
+TILE = 16
+S, HEADS, KV_HEADS = 70, 4, 2
+AT = np.arange(S)
+ROLLOUTS = """\
+attention rollouts
+param first: int[B, Sk]
+param last: int[B, Sk]
+mask = causal and first[b, k] <= first[b, q] < last[b, k]
+assume Sq == Sk
+"""
+NEAR = """\
+attention near
+param x: int[Sk]
+param y: int[Sk]
+param bias: f32[Hq, Sq, Sk]
+score = qk * scale + bias[h, q, k]
+mask = abs(x[q] - x[k]) <= 2 and abs(y[q] - y[k]) <= 3
+assume Sq == Sk
+"""
+FOURTH = "attention fourth\nmask = causal and (q - k) % 40 == 0\n"
+ANCESTORS = "attention ancestors\nparam anc: bool[B, Hq, Sq, Sk]\nmask = anc[b, h, q, k]\n"
+BLOCKS = "attention blocks\nparam ch: bool[B, Hkv, M, N]\nmask = causal and ch[b, hkv, q // 16, k // 16]\n"
+LISTS = "attention lists\nparam ch: int[B, Hkv, M, L]\nmask = causal and k // 16 in ch[b, hkv, q // 16]\n"
+
+
+def drawn() -> np.random.Generator:
+    return np.random.default_rng(1)
+
+
+def branches(shuffled: bool) -> dict[str, Any]:
+    own = np.sort(drawn().integers(0, 5, (2, S)))
+    own = own[:, drawn().permutation(S)] if shuffled else own
+    return {"first": own.astype(np.int32), "last": np.where(own == 0, 5, own + 1).astype(np.int32)}
+
+
+def places() -> dict[str, Any]:
+    x, y = np.sort(drawn().integers(0, 12, S)), drawn().integers(0, 9, S)
+    bias = drawn().standard_normal((HEADS, S, S), np.float32)
+    return {"x": x.astype(np.int32), "y": y.astype(np.int32), "bias": bias}
+
+
+def ancestors() -> np.ndarray[Any, Any]:
+    """Few; but all of the first positions and of the last, whose tile the end of the sequence cuts."""
+    seen = drawn().random((2, HEADS, S, S)) < 0.002
+    seen[:, :, :TILE, 64:] = seen[:, :, 64:, :TILE] = True
+    return seen
+
+
+CASES: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
+    "rollouts": (ROLLOUTS, lambda: branches(shuffled=False)),
+    "a tree, unsorted": (ROLLOUTS, lambda: branches(shuffled=True)),
+    "neighbours": (NEAR, places),
+    "every fortieth": (FOURTH, dict),
+    "ancestors": (ANCESTORS, lambda: {"anc": ancestors()}),
+    "blocks": (BLOCKS, lambda: {"ch": drawn().random((2, KV_HEADS, 5, 5)) < 0.4}),
+    "lists": (LISTS, lambda: {"ch": drawn().integers(-1, 5, (2, KV_HEADS, 5, 2)).astype(np.int32)}),
+}
+
+
+def allowed(name: str, given: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """(B, Hq, Sq, Sk), by hand."""
+    q, k = AT[:, None], AT
+    match name:
+        case "rollouts" | "a tree, unsorted":
+            first, last = given["first"][:, None], given["last"][:, None]
+            seen = (q >= k) & (first[..., None, :] <= first[..., :, None]) & (first[..., :, None] < last[..., None, :])
+        case "neighbours":
+            seen = (abs(given["x"][:, None] - given["x"]) <= 2) & (abs(given["y"][:, None] - given["y"]) <= 3)
+        case "every fortieth":
+            seen = (q >= k) & ((q - k) % 40 == 0)
+        case "ancestors":
+            seen = given["anc"]
+        case "blocks":
+            seen = (q >= k) & np.repeat(given["ch"], HEADS // KV_HEADS, 1)[:, :, q // 16, k // 16]
+        case _:
+            chosen = np.repeat(given["ch"], HEADS // KV_HEADS, 1)[:, :, AT // 16]
+            seen = (q >= k) & (chosen[..., None, :] == (k // 16)[:, None]).any(-1)
+    return np.broadcast_to(seen, (2, HEADS, S, S))
+
+
+@functools.cache
+def source(text: str, target: str) -> str:
+    return attngen.compile(text, target, tile=(TILE, TILE)).source
+
+
+def module(text: str, target: str = "pallas", *, streamed: bool = False, room: int = 2**18) -> Any:
+    found: Any = execute(source(text, target), "made")
+    if target == "pallas":
+        found.VMEM = {**found.VMEM, "cpu": 0} if streamed else found.VMEM
+        found.LISTS = room
+    return found
+
+
+def operands() -> list[np.ndarray[Any, Any]]:
+    heads = (HEADS, KV_HEADS, KV_HEADS, HEADS)
+    return [np.random.default_rng(n).standard_normal((2, S, h, 16), np.float32) for n, h in enumerate(heads)]
+
+
+def results(made: Any, text: str, given: dict[str, Any]) -> list[np.ndarray[Any, Any]]:
+    """out, dQ, dK, dV and the gradients of floats."""
+    q, k, v, d_out = operands()
+    function = getattr(made, text.split()[1])
+    floats = [n for n, x in given.items() if x.dtype == np.float32]
+
+    def attend(q: Any, k: Any, v: Any, *learnt: Any) -> Any:
+        return function(q, k, v, **{**given, **dict(zip(floats, learnt, strict=True))})
+
+    out, pullback = jax.vjp(attend, q, k, v, *(given[n] for n in floats))
+    return [np.asarray(x) for x in (out, *pullback(jnp.asarray(d_out)))]
+
+
+def same(found: list[np.ndarray[Any, Any]], wanted: list[np.ndarray[Any, Any]]) -> bool:
+    return all(np.allclose(a, b, rtol=2e-5, atol=2e-5) for a, b in zip(found, wanted, strict=True))
+
+
+@functools.cache
+def wanted(name: str) -> list[np.ndarray[Any, Any]]:
+    text, given = CASES[name]
+    return results(module(text, "jax"), text, given())
+
+
+FORMS = {"resident": {}, "streamed": {"streamed": True}, "few lists": {"room": 64}}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", CASES)
+def test_results_and_gradients_are_those_of_every_tile(name: str, form: str) -> None:
+    text, given = CASES[name]
+    assert same(results(module(text, **FORMS[form]), text, given()), wanted(name))
+
+
+def listed(made: Any, name: str, axis: str) -> tuple[np.ndarray[Any, Any], Any, tuple[int, int]]:
+    """(list, 2 + tiles) of an axis; the number of a tile's list; how many tiles are held and walked."""
+    text, given = CASES[name]
+    seen: list[tuple[Any, Any, np.ndarray[Any, Any]]] = []
+    original = getattr(made, f"_{axis}_map")
+
+    def kept(size: Any, tile: Any, *rest: Any) -> Any:
+        found = original(size, tile, *rest)
+        seen.append((size, tile, np.asarray(found)))
+        return found
+
+    setattr(made, f"_{axis}_map", kept)
+    results(made, text, given())
+    size, tile, lists = seen[-1]
+    n = -(-S // TILE)
+    number = functools.partial(getattr(made, f"_{axis}_list"), size=size, tile=tile)
+    return lists.reshape(-1, n + 2), number, (n, n)
+
+
+@pytest.mark.parametrize("axis", ["key", "query"])
+@pytest.mark.parametrize("name", CASES)
+def test_lists_name_each_tile_that_holds_a_pair_once(name: str, axis: str) -> None:
+    """Those of chosen blocks and of pairs no other; whole tiles come first, and hold no forbidden pair."""
+    made = module(CASES[name][0])
+    lists, number, (n_held, n_walked) = listed(made, name, axis)
+    pairs = allowed(name, CASES[name][1]())
+    if axis == "query":
+        pairs = pairs.swapaxes(2, 3)
+    visited = holding = 0
+    for b in range(2):
+        for h in range(HEADS):
+            for held in range(n_held):
+                whole, count, *tiles = lists[int(number(b, h, held))].tolist()
+                assert sorted(tiles) == list(range(n_walked)) and 0 <= whole <= count <= n_walked
+                rows = pairs[b, h, held * TILE : held * TILE + TILE]
+                cells = [rows[:, t * TILE : t * TILE + TILE] for t in range(n_walked)]
+                holds = {t for t, cell in enumerate(cells) if cell.any()}
+                assert holds <= set(tiles[:count])
+                assert all(cells[t].all() and cells[t].shape[1] == TILE for t in tiles[:whole])
+                visited, holding = visited + count, holding + len(holds)
+    assert visited == holding or name in ("neighbours", "a tree, unsorted", "every fortieth")
+    assert visited < 0.8 * 2 * HEADS * n_held * n_walked or name == "a tree, unsorted"
+
+
+def test_neighbours_share_lists_where_scalar_memory_is_short() -> None:
+    made = module(ROLLOUTS, room=2 * 4 * 3 * 7)
+    assert made._neighbours(2, 5, 5) == (3, 1)  # (lists of a place, bits): five tiles, two of them to a list
+    assert module(ROLLOUTS)._neighbours(2, 5, 5) == (5, 0)
+    lists, number, _ = listed(made, "rollouts", "key")
+    assert len(lists) == 6 and [int(number(1, 0, t)) for t in range(5)] == [3, 3, 4, 4, 5]
+
+
+FAULTS = {
+    "a list begins one place late": ("listed + 2 + ", "listed + 3 + "),
+    "a tile's own number where lists are shared": ("tile = held >> near", "tile = held"),
+    "tiles that need the mask are left out": ("(kinds < 2).sum(-1)", "(kinds < 1).sum(-1)"),
+    "no tile needs the mask": ("jnp.where(must, 0, 1)", "0"),
+    "the greatest for the least": ("[_for_heads(end, heads) for end in (x.min((3, 5)), x.max((3, 5)))]",
+                                   "[_for_heads(end, heads) for end in (x.max((3, 5)), x.min((3, 5)))]"),
+    "the last tile is taken for whole": ("(jnp.arange(n_walked) < n_walked - 1) | (cut == 0)", "True"),
+    "the other axis": ("_kinds(can.mT, must.mT, ", "_kinds(can, must, "),
+    "all heads have the first one's": ("x[:, :: own // heads] if own > heads else x", "x[:, :1] if own > 1 else x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_list_is_seen(fault: str) -> None:
+    old, new = FAULTS[fault]
+    seen = False
+    for name in ("ancestors", "blocks", "rollouts"):
+        text, given = CASES[name]
+        own = source(text, "pallas")
+        if old not in own:
+            continue
+        for form in FORMS.values():
+            made: Any = execute(own.replace(old, new), "edited")
+            made.VMEM = {**made.VMEM, "cpu": 0} if form.get("streamed") else made.VMEM
+            made.LISTS = form.get("room", 2**18)
+            seen = seen or not same(results(made, text, given()), wanted(name))
+    assert seen
+
+
+def test_vmap_gives_each_its_own_lists() -> None:
+    made, given = module(ROLLOUTS), branches(shuffled=False)
+    q, k, v, _ = operands()
+    one = made.rollouts(q, k, v, **given)
+    other = made.rollouts(q, k, v, first=given["first"][::-1], last=given["last"][::-1])
+
+    def attend(first: Any, last: Any) -> Any:
+        return made.rollouts(q, k, v, first=first, last=last)
+
+    both = jax.vmap(attend)(*(jnp.stack([x, x[::-1]]) for x in given.values()))
+    np.testing.assert_allclose(both, np.stack([one, other]), rtol=2e-5, atol=2e-5)
+    assert not np.allclose(one, other)
