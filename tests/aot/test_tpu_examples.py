@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install -e '.[tpu]'"
 )
 CHIPS = ("v5e", "v5p", "v6e")
-SAMPLE = {("window_global", "v5e", 128), ("documents", "v5p", 64), ("sink", "v6e", 256)}
+SAMPLE = {("window_global", "v5e", 128), ("rollouts", "v5p", 64), ("sink", "v6e", 256)}
 PARTS = ("forward", "dq", "dkdv", "backward")
 SIZES = {"B": 1, "Hq": 2, "Hkv": 1, "Sq": 1024, "Sk": 1024}
 LONG = {**SIZES, "Sq": 1 << 17, "Sk": 1 << 17}

@@ -7,8 +7,9 @@ import functools
 from attngen.emit.text.reserved import BUILTINS, PARTS, POSITIONS, RUNS, template_names, test_names
 
 _LINES = frozenset({
-    "delta", "delta_ref", "den_ref", "drop", "holds", "inv_den", "inv_keep", "kv_head", "lse_ref", "row_lse",
-    "row_ref", "scale_ref", "seed_ref", "threshold", "turned", "wrong",
+    "delta", "delta_ref", "den_ref", "drop", "holds", "inv_den", "inv_keep", "key_kinds_ref", "key_map_ref", "kind",
+    "kv_head", "listed", "lse_ref", "query_map_ref", "row_lse", "row_ref", "scale_ref", "seed_ref", "threshold",
+    "turned", "wrong",
 })  # fmt: skip
 """What the lines bind that are not in templates: those of kernels' code, of rows and of checks."""
 
