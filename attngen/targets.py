@@ -88,7 +88,7 @@ def _triton_limits() -> Limits:
     from attngen.emit.triton.code.names import reserved
     from attngen.plan.limits import Limits
 
-    return Limits(reserved=reserved(), approximates=True, gpu=True)
+    return Limits(reserved=reserved(), approximates=True, gpu=True, maps=True)
 
 
 def _torch_limits() -> Limits:
@@ -103,7 +103,7 @@ def _jax_limits() -> Limits:
     from attngen.plan.ints.width import WideInts
     from attngen.plan.limits import Limits
 
-    return Limits(ints=WideInts.SATURATE)
+    return Limits(ints=WideInts.SATURATE, maps=True)
 
 
 def _pallas_limits() -> Limits:
@@ -111,7 +111,7 @@ def _pallas_limits() -> Limits:
     from attngen.plan.ints.width import WideInts
     from attngen.plan.limits import Limits
 
-    return Limits(ints=WideInts.SATURATE, tpu=True)
+    return Limits(ints=WideInts.SATURATE, tpu=True, maps=True)
 
 
 def _portable_tile() -> tuple[int, int]:

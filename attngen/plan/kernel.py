@@ -96,7 +96,7 @@ class KernelPlan:
     hopper: HopperPlan | None = None  # the kernels of compute capability 9.0, where the target has some
     needs: tuple[Need, ...] = ()  # what every call checks of its sizes: with it all reads are inside
     geometries: tuple[Geometry, ...] = ()  # how sequences find their rows, where they are no whole rows of a batch
-    map: TileTest | None = None  # by which kernels of GPUs and TPUs find tiles, in place of loops' ends
+    map: TileTest | None = None  # by which kernels find tiles, in place of loops' ends
     packed_alias: PackedAlias | None = None  # which dense batches of one are computed as packed rows
 
     @property
@@ -165,7 +165,7 @@ def make_plan(attention: Attention, limits: Limits) -> KernelPlan:
         growing_keys=any(reads(s.lo, "k0") for s in queries.any) and not any(reads(s.hi, "k1") for s in queries.any),
         diagonals=diagonals(form.unit),
         choices=choices((), attention, known, limits.ints),
-        map=map_of(attention.mask, keys, known, of_pairs=not limits.gpu) if limits.gpu or limits.tpu else None,
+        map=map_of(attention.mask, keys, known, of_pairs=not limits.gpu) if limits.maps else None,
     )
     chosen = choices(evaluated(found), attention, known, limits.ints)
     if limits.approximates:

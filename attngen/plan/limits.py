@@ -13,8 +13,8 @@ class Limits:
     are. `approximates`: half-precision kernels may use the approximate functions of `plan.score.approximate`.
 
     `gpu`: its kernels are programs that walk tiles, the portable ones and those of compute capability 9.0: they read
-    bools of pairs ahead, and find the rows of sequences. `tpu`: its kernels walk a TPU's grid. A plan has, and the
-    prover proves, only the walks that the target's kernels take.
+    bools of pairs ahead, and find the rows of sequences. `tpu`: its kernels walk a TPU's grid. `maps`: they walk lists
+    of tiles, if a mask has holes. A plan has, and the prover proves, only the walks that the target's kernels take.
     """
 
     reserved: frozenset[str] = frozenset()
@@ -22,7 +22,8 @@ class Limits:
     approximates: bool = False
     gpu: bool = False
     tpu: bool = False
+    maps: bool = False
 
 
-ALL = Limits(gpu=True, tpu=True)
+ALL = Limits(gpu=True, tpu=True, maps=True)
 """Of no target: the plan has every walk."""

@@ -20,6 +20,7 @@ from attngen.emit.jax_shared import public_function
 from attngen.emit.jax_shared.expressions import Leaf, Printer, division_helpers
 from attngen.emit.jax_shared.operands import Leaves, operand_views, size_names
 from attngen.emit.jax_shared.tile_loops import range_function
+from attngen.emit.jax_shared.tile_tests import tile_test_view
 from attngen.emit.options import Options
 from attngen.emit.said import words
 from attngen.emit.text.header import Header, header
@@ -34,7 +35,7 @@ from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
 from attngen.ir.walk import nodes, reads
 from attngen.plan import passes
 from attngen.plan.ints.facts import scale_use
-from attngen.plan.kernel import KernelPlan
+from attngen.plan.kernel import KernelPlan, by_lists
 from attngen.plan.levels import Level, level_of
 from attngen.plan.mask.data_tests import DataTest
 from attngen.plan.mask.loops import Loops, Rounded
@@ -70,7 +71,8 @@ class _Emitter:
     # ------------------------------------------------------------ the module
 
     def module(self) -> str:
-        keys, queries = self.tiles(self.plan.key_loops), self.tiles(self.plan.query_loops)
+        mapped, test = by_lists(self.plan), self.plan.map
+        keys, queries = self.tiles(mapped.key_loops), self.tiles(mapped.query_loops)
         dq = self.backward(Level.ROW)
         door = public_function.door(self.plan, self.params, self.sizes, self.leaves, public_function.JAX)
         context: dict[str, Any] = {
@@ -84,6 +86,7 @@ class _Emitter:
             "precision": _PRECISION[self.options.precision],
             "keys": keys,
             "queries": queries,
+            "tile_test": None if test is None else tile_test_view(test, self.leaves.printer(), "size"),
             "forward": self.forward(),
             "dq": dq,
             "dkdv": self.backward(Level.COLUMN),
@@ -230,6 +233,8 @@ class _Emitter:
         printer = Printer(self.plan.choices, self.bound_leaf)
         block = "TILE_K" if found.axis == "k" else "TILE_Q"
         side = "key" if found.axis == "k" else "query"
+        if self.plan.map is not None:
+            return self.listed(found, side, block)
         lines = step_lines(found.steps, rounded=lambda s: _rounded(s, printer, block), text=printer.text)
         read = free_names(lines)
         answers = [f"{t.name}_{end}" for t in found.tests for end in _ENDS]
@@ -243,6 +248,22 @@ class _Emitter:
             tuple(self.test(t, found.axis) for t in found.tests),
             tuple(f"{side}_{t.name}s = _{side}_{t.name}(size, floats, data)" for t in found.tests),
             tuple(f"{', '.join(f'{t.name}_{end}' for end in _ENDS)} = {side}_{t.name}s[number]" for t in found.tests),
+            mapped=False,
+        )
+
+    def listed(self, found: Loops, side: str, block: str) -> TilesView:
+        """The loops over places of lists."""
+        tests = "_tile_test(size, floats, data)"
+        tests, size = (f"*{tests}", "Sk") if found.axis == "k" else (f"*(x.T for x in {tests})", "Sq")
+        printer = Printer(self.plan.choices, self.bound_leaf)
+        return TilesView(
+            found.axis,
+            ("listed[0]", "listed[1]"),
+            range_function(found, (found.full, found.partial), (*found.names, "size"), (), printer),
+            (),
+            (f"{side}_lists = _lists({tests}, {size} % {block})",),
+            (f"listed = {side}_lists[number]",),
+            mapped=True,
         )
 
     def test(self, t: DataTest, axis: str) -> TestView:

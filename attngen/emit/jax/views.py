@@ -26,7 +26,8 @@ class TestView:
 class TilesView:
     """The loops over one axis: the function that computes runs of tiles, and what it reads.
 
-    `test_lines` answer the data tests for every tile at once, `answer_lines` for the tile that is held.
+    `test_lines` answer the data tests for every tile at once, `answer_lines` for the tile that is held. `mapped`: runs
+    are of places in the tile's list.
     """
 
     axis: str
@@ -35,6 +36,11 @@ class TilesView:
     tests: tuple[TestView, ...]
     test_lines: tuple[str, ...]
     answer_lines: tuple[str, ...]
+    mapped: bool
+
+    def looked_up(self, visit: str) -> str:
+        """`visit` of places of the walk."""
+        return f"_looked_up(listed, {visit})" if self.mapped else visit
 
 
 @dataclass(frozen=True, slots=True)

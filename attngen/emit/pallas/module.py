@@ -15,6 +15,7 @@ from attngen.emit.jax_shared import public_function
 from attngen.emit.jax_shared.expressions import Leaf, Printer, division_helpers
 from attngen.emit.jax_shared.operands import Leaves, OperandView, cell, operand_views, size_names
 from attngen.emit.jax_shared.tile_loops import range_function
+from attngen.emit.jax_shared.tile_tests import TileTestView, tile_test_view
 from attngen.emit.options import Options
 from attngen.emit.pallas.kernel_code import KernelWriter, Number, PallasCode
 from attngen.emit.pallas.names import reserved
@@ -28,7 +29,6 @@ from attngen.emit.pallas.views import (
     RowsView,
     Sum,
     TestView,
-    TileTestView,
     WalksView,
 )
 from attngen.emit.said import words
@@ -128,6 +128,7 @@ class _Emitter:
             "keys": keys,
             "queries": queries,
             "tile_test": self.tile_test(),
+            "places": () if self.plan.map is None else self.places(self.plan.map.lists),
             "walks": _walks(walks, Printer(self.plan.choices, _name)),
             "rows": self.rows(),
             "dq_code": dq,
@@ -369,13 +370,7 @@ class _Emitter:
         test = self.plan.map
         if test is None:
             return None
-        host, lines = self.leaves.printer(), list[str]()
-        batches, heads = self.places(test.lists)
-        for part in test.parts:
-            least, most = (printing.expression(e) for e in part.bounds)
-            where = "pairs" if part.of_pairs else "keys" if part.of_keys else "queries"
-            lines.append(f"{least}, {most} = _of_{where}({host.text(part.value)}, size, tile, {heads})")
-        return TileTestView(tuple(lines), host.text(test.can), host.text(test.must), f"{batches}, {heads}")
+        return tile_test_view(test, self.leaves.printer(), f"size, tile, {self.places(test.lists)[1]}")
 
     def places(self, lists: Lists) -> tuple[str, str]:
         """How many batches, and heads, have lists of their own."""

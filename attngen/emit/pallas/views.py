@@ -54,17 +54,6 @@ QUERIES, KEYS = AxisView("queries", "Sq", "tile.queries"), AxisView("keys", "Sk"
 
 
 @dataclass(frozen=True, slots=True)
-class TileTestView:
-    """The `lines` bind the extremes over which `can` and `must` are. `shape`: how many batches and heads they tell
-    apart."""
-
-    lines: tuple[str, ...]
-    can: str
-    must: str
-    shape: str
-
-
-@dataclass(frozen=True, slots=True)
 class MapView:
     """What the host makes of a mask with holes: for each tile of `held` a list of tiles of `walked`.
 

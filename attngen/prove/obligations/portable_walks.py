@@ -11,17 +11,14 @@ from collections.abc import Iterator
 
 from attngen.ir.build import FALSE
 from attngen.plan.gpu_walks import GpuWalks
-from attngen.plan.index import Index
 from attngen.plan.kernel import KernelPlan, by_lists
-from attngen.plan.mask.holes import TileTest
 from attngen.prove.obligations.lists import entries_answer
 from attngen.prove.obligations.orders import items_answer, order_answer, readers_answer
-from attngen.prove.obligations.tile_tests import apart_answer, mixed_answer, test_answer
+from attngen.prove.obligations.tile_tests import apart_answer, mixed_answer
 from attngen.prove.obligations.tile_walks import counts_answer
-from attngen.prove.obligations.walk_claims import WalkClaims
+from attngen.prove.obligations.walk_claims import LISTS, WalkClaims
 from attngen.prove.verdict import MAP, Claim
 
-LISTS = "what is read from a list of a tile, for a batch and a head, was written for these"
 ITEMS = "each item is a tile of a head of a batch, and no two are the same"
 
 
@@ -43,7 +40,6 @@ def portable_walks(claims: WalkClaims) -> Iterator[Claim]:
     yield claims.claim("items, heads of keys", "each query head reads the head of keys whose group it is in", answer)
     yield from _walks(claims, plan, own)
     if plan.map is not None:
-        yield from map_claims(claims, plan.map, index)
         if plan.map.mixed != FALSE:
             sentence = "where the extremes of two tiles say that it holds for some pairs and not for others, so it is"
             yield claims.claim(f"{MAP}, mixed", sentence, mixed_answer(plan.attention, plan.map, claims.work))
@@ -55,13 +51,6 @@ def portable_walks(claims: WalkClaims) -> Iterator[Claim]:
         mapped = by_lists(plan)
         assert mapped.gpu_walks is not None
         yield from _walks(claims, mapped, mapped.gpu_walks, " of a list")
-
-
-def map_claims(claims: WalkClaims, test: TileTest, index: Index) -> Iterator[Claim]:
-    """Of a map on any target: what its test says of tiles, and where its lists lie."""
-    sentence = "what the extremes of two tiles say of the mask holds for each of their pairs"
-    yield claims.claim(MAP, sentence, test_answer(claims.plan.attention, test, claims.work))
-    yield claims.claim("lists, map", LISTS, entries_answer(test.lists, index, claims.work))
 
 
 def _walks(claims: WalkClaims, plan: KernelPlan, own: GpuWalks, of: str = "") -> Iterator[Claim]:

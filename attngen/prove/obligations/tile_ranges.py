@@ -8,6 +8,7 @@ asks z3, for all sizes, params, tile positions and tile sizes that the `where`s 
 * data tests: what the kernel concludes from the least and greatest values of two tiles follows;
 * loops: of the walked tiles, each that meets `any` is visited, none twice, and one that is visited without the mask
   lies inside a stretch of `all`;
+* maps: where kernels walk lists in place of these loops, what a list is made of holds for every pair of two tiles;
 * pieces: where short queries cut the walk over keys, each walked tile is in one piece, whatever their number;
 * the walks of the target's kernels: the portable ones (`portable_walks`) and those of compute capability 9.0
   (`hopper_walks`), or a TPU's (`tpu_walks`).
@@ -17,7 +18,7 @@ A refuted claim comes with sizes and a pair, found by z3 or by trying small size
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -28,8 +29,10 @@ from attngen.ir.build import conjunction, index, is_literal
 from attngen.ir.checked import without_facts
 from attngen.ir.nodes import SIZES, Apply, Expr, Op, Type
 from attngen.ir.walk import loads, params, substitute
+from attngen.plan.index import items
 from attngen.plan.kernel import KernelPlan, by_lists
 from attngen.plan.mask.data_tests import DataTest
+from attngen.plan.mask.holes import TileTest
 from attngen.plan.mask.loops import Loops
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.split import Split
@@ -40,11 +43,13 @@ from attngen.prove.integers.confirm import reads_functions
 from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.diagonals import diagonals
 from attngen.prove.obligations.hopper_walks import hopper_walks
+from attngen.prove.obligations.lists import entries_answer
 from attngen.prove.obligations.portable_walks import portable_walks
+from attngen.prove.obligations.tile_tests import test_answer
 from attngen.prove.obligations.tile_walks import loops_answer, pieces_answer, starts_answer
 from attngen.prove.obligations.tpu_walks import tpu_walks
-from attngen.prove.obligations.walk_claims import WalkClaims
-from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
+from attngen.prove.obligations.walk_claims import LISTS, WalkClaims
+from attngen.prove.verdict import MAP, Claim, Proved, Refuted, Unknown, Verdict
 
 if TYPE_CHECKING:
     from attngen.prove.search.small_settings import Setting
@@ -64,8 +69,16 @@ def tile_ranges(attention: Attention, plan: KernelPlan, work: Work) -> tuple[Cla
     walks = dict.fromkeys(p.gpu_walks for p in (plan, by_lists(plan)))
     claims += [_pieces(plan, own.split, work) for own in walks if own is not None and own.split is not None]
     asked = WalkClaims(plan, work)
+    claims += _map(asked, plan.map) if plan.map is not None else ()
     claims += [*portable_walks(asked), *tpu_walks(asked), *hopper_walks(asked)]
     return (*claims, *diagonals(plan, work))
+
+
+def _map(claims: WalkClaims, test: TileTest) -> Iterator[Claim]:
+    """What its test says of tiles, and where its lists lie, on any target."""
+    sentence = "what the extremes of two tiles say of the mask holds for each of their pairs"
+    yield claims.claim(MAP, sentence, test_answer(claims.plan.attention, test, claims.work))
+    yield claims.claim("lists, map", LISTS, entries_answer(test.lists, items(), claims.work))
 
 
 def _pieces(plan: KernelPlan, found: Split, work: Work) -> Claim:

@@ -12,14 +12,12 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import TypeVar
 
 from attngen.ir.checked import without_facts
-from attngen.plan.index import items
 from attngen.plan.kernel import KernelPlan, by_lists
 from attngen.plan.mask.tpu_walks import TpuWalks
 from attngen.plan.mask.walks import unrolled
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Holds
 from attngen.prove.integers.z3_door import SolverContext
-from attngen.prove.obligations.portable_walks import map_claims
 from attngen.prove.obligations.tile_walks import extent_answer, inside_answer, joined_answer
 from attngen.prove.obligations.tpu_steps import (
     grid_answer,
@@ -41,8 +39,6 @@ def tpu_walks(claims: WalkClaims) -> Iterator[Claim]:
     walks = plan.tpu_walks
     if walks is None:
         return
-    if claims.plan.map is not None and claims.plan.gpu_walks is None:  # else it is shown of these
-        yield from map_claims(claims, claims.plan.map, items())
     yield from _walks_of_runs(claims, plan, walks)
 
     def claim(

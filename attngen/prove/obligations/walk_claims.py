@@ -15,6 +15,7 @@ from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.tile_walks import walk_answer
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 
+LISTS = "what is read from a list of a tile, for a batch and a head, was written for these"
 Question = tuple[Walk, tuple[Run, ...]]
 
 
