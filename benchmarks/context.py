@@ -76,9 +76,12 @@ class Cell:
 
 CELLS = [Cell(m, n, h) for h in ((32, 8), (64, 8)) for n in (32768, 131072) for m in KERNEL_OF]
 CELLS += [Cell(m, 262144, (32, 8)) for m in KERNEL_OF]
-SMALL = [Cell(m, 131072, (8, 2)) for m in KERNEL_OF]
-"""What warms caches, all masks side by side."""
 D = 128
+
+
+def small(ranks: int) -> list[Cell]:
+    """What warms caches, all masks side by side: one card alone takes a share of the heads."""
+    return [Cell(m, 131072, (4 * ranks, ranks)) for m in KERNEL_OF]
 
 
 # ---------------------------------------------------------------- kernels
@@ -466,7 +469,7 @@ def run(args: Any) -> None:
             torch.multiprocessing.spawn(
                 on_ranks, (args.ranks, 29600 + i, [cell], args, True), nprocs=args.ranks, join=False
             )
-            for i, cell in enumerate(SMALL)
+            for i, cell in enumerate(small(args.ranks))
         ]
         for context in made:
             while not context.join():

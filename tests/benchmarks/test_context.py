@@ -42,3 +42,9 @@ def test_pairs_are_those_of_the_mask(mask: str) -> None:
         "documents": q + 1 - ends[np.searchsorted(ends, q, "right") - 1],
     }[mask]
     assert cell.pairs() == seen.sum()
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_one_card_s_share_of_the_heads_is_whole(ranks: int) -> None:
+    for cell in (*context.CELLS, *context.small(ranks)):
+        assert all(heads % ranks == 0 and heads // ranks >= 1 for heads in cell.heads), cell.key
