@@ -63,9 +63,9 @@ def _commands(table: Commands) -> Iterator[_Command]:
     listed: list[Any] = table._choices_actions  # pyright: ignore[reportPrivateUsage]
     helps: dict[str, str] = {choice.dest: choice.help or "" for choice in listed}
     for name, sub in table.choices.items():
-        positional = next(a for a in _actions(sub) if not a.option_strings)
+        words = next((_choices(a) for a in _actions(sub) if not a.option_strings), ())
         options = tuple(_option(a) for a in _actions(sub) if a.option_strings)
-        yield _Command(name, helps[name], options, _choices(positional))
+        yield _Command(name, helps[name], options, words)
 
 
 def _actions(parser: ArgumentParser) -> list[Action]:

@@ -22,8 +22,10 @@ from attngen.cli import (
     compile,
     completion,
     cost,
+    env,
     examples,
     fmt,
+    new,
     plan_parallel,
     show,
     tune,
@@ -32,6 +34,21 @@ from attngen.cli import (
 from attngen.cli.parser import Commands, Parser
 from attngen.errors import InternalError, Refuted, SpecError, Unproved, UsageError
 
+_COMMANDS = (
+    new,
+    compile,
+    examples,
+    fmt,
+    show,
+    check,
+    verify,
+    cost,
+    plan_parallel,
+    tune,
+    bench,
+    env,
+    completion,
+)
 _DESCRIPTION = "Compiles attention variants, written as mathematics, into differentiable fused kernels."
 _ENVIRONMENT = """
 environment:
@@ -74,7 +91,7 @@ def parser() -> ArgumentParser:
     table: Commands = top.add_subparsers(
         title="commands", metavar="COMMAND", dest="command", required=True, parser_class=Parser
     )
-    for command in (compile, examples, fmt, show, check, verify, cost, plan_parallel, tune, bench, completion):
+    for command in _COMMANDS:
         command.add(table)
     return top
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import json
 import os
 import pty
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ from counted import calls
 import attngen
 from attngen import Unproved, UsageError, api, targets, terminal, vocabulary
 from attngen.aot import compile as aot
-from attngen.cli import main as cli, tune
+from attngen.cli import env, main as cli, tune
 from attngen.errors import Source
 
 ROOT = Path(__file__).parents[3]
@@ -330,6 +332,61 @@ def test_a_spec_that_is_not_proved_names_the_argument_to_python_and_the_flag_to_
     every = list(re.findall(r"`allow_unproved=\[\"([\w-]+)\"\]`", str(refused.value)))
     assert attngen.compile(spec, effort=1e-6, allow_unproved=every).source  # the hint leads out, and so does the other
     assert attngen.compile(spec, effort=4).source
+
+
+# ---------------------------------------------------------------- new, env
+
+
+def test_a_new_spec_is_proved_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands that it names are those that lead on; a file that is there stays as it is."""
+    monkeypatch.chdir(tmp_path)
+    assert run("new", "my_bias") == 0
+    commands = re.findall(r"`attngen ([^`]+)`", capsys.readouterr().err)
+    assert commands == ["check my_bias.attn", "compile my_bias.attn -o my_bias.py"]
+    assert all(run(*command.split()) == 0 for command in commands) and run("fmt", "--check", "my_bias.attn") == 0
+    assert "def my_bias(" in Path("my_bias.py").read_text()
+    Path("my_bias.attn").write_text("mine")
+    capsys.readouterr()
+    assert run("new", "my_bias") == 2 and Path("my_bias.attn").read_text() == "mine"
+    assert capsys.readouterr().err == (
+        "attngen: error: my_bias.attn exists, and is kept: choose another name, or another file by -o\n"
+    )
+    assert run("new", "my_bias", "-o", "other.attn") == 0 and run("new", "my_bias", "-o", "-") == 0
+    assert Path("other.attn").read_text() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["two words", "x\nmask = causal", "../up", "", "1st", "x # y"])
+def test_what_is_no_name_writes_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("new", name) == 2 and not list(tmp_path.iterdir())
+    assert "is no name of an attention: letters, digits and _, as in my_bias" in capsys.readouterr().err
+
+
+def test_what_a_report_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ATTNGEN_CACHE", str(tmp_path))
+    (tmp_path / "kept").write_bytes(bytes(2**20))
+    assert run("env", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["versions"]["attngen"] == attngen.__version__ and found["cache"] == [f"{tmp_path}, 1 files, 1.0 MiB"]
+    assert found["versions"]["torch"].startswith(metadata.version("torch")) and found["cards"]
+    assert found["variables"]["ATTNGEN_CACHE"] == str(tmp_path)
+    assert run("env") == 0
+    said = capsys.readouterr().out
+    assert all(text in said for kind in found.values() for text in (kind.values() if isinstance(kind, dict) else kind))
+
+
+def test_what_is_absent_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(env, "_OWN", ("no-such-package",))
+    found = env.facts()
+    assert found["cards"] == ["PyTorch is absent"]
+    assert isinstance(found["versions"], dict) and found["versions"]["no-such-package"] == "absent"
 
 
 # ---------------------------------------------------------------- examples

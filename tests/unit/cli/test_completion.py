@@ -24,6 +24,8 @@ FLAGS = {
     },
     "examples": {"--output"},
     "fmt": {"--check", "--write"},
+    "new": {"--output"},
+    "env": {"--json"},
     "show": {"--size", "--tile", "--param", "--batch", "--head", "--output"},
     "verify": {"--target", "--device", "--tile", "--precision"},
     "cost": {"--chip", "--shape", "--dtype", "--tile", "--param", "--json", "--output"},
@@ -55,6 +57,7 @@ def bash(*words: str) -> list[str]:
         (
             ["attngen", ""],
             [
+                "new",
                 "compile",
                 "examples",
                 "fmt",
@@ -65,6 +68,7 @@ def bash(*words: str) -> list[str]:
                 "plan-parallel",
                 "tune",
                 "bench",
+                "env",
                 "completion",
                 "--help",
                 "--version",
