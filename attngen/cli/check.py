@@ -45,6 +45,7 @@ def add(table: Commands) -> None:
         default="triton",
         help="whose plan: ints differ in width (default: triton)",
     )
+    p.add_argument("-v", "--verbose", action="store_true", help="print every claim below the table")
     p.add_argument("--json", action="store_true", help="print every claim with its verdict, method and counterexample")
     p.add_argument("--explain", action="store_true", help="print the derivation, from dense softmax to tiles and back")
     arguments.prover_effort(p)
@@ -82,7 +83,7 @@ def run(args: Namespace) -> int:
 
             documents.append({"file": source.name, **to_json(proof)})
         else:
-            _print(proof, source, consts, noted if len(args.specs) > 1 else None)
+            _print(proof, source, consts, noted if len(args.specs) > 1 else None, verbose=args.verbose)
     for note, names in noted.items():
         print(f"note on {', '.join(names)}: {note}")
     if args.json:
@@ -96,14 +97,23 @@ def _budget(args: Namespace) -> Budget:
     return Budget(args.effort, args.timeout)
 
 
-def _print(proof: Proof, source: Source, consts: dict[str, Const], noted: dict[str, list[str]] | None = None) -> None:
+def _print(
+    proof: Proof,
+    source: Source,
+    consts: dict[str, Const],
+    noted: dict[str, list[str]] | None = None,
+    *,
+    verbose: bool = False,
+) -> None:
     """`noted` takes the notes, by what they say, of a proof that is one of several."""
     from attngen.analyse.doubts import doubts
     from attngen.analyse.unaligned import unaligned
-    from attngen.prove.report import details, notes
+    from attngen.prove.report import claims, details, notes
 
     out = terminal.console(sys.stdout)
     out.print(_table(proof))
+    for line in claims(proof) if verbose else ():
+        print(line)
     for line in details(proof, source):
         print(terminal.flagged(line))
     spec = api.analyse(source, consts)
@@ -135,14 +145,12 @@ def _table(proof: Proof) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("obligation", "verdict"):
         table.add_column(heading)
-    for heading in ("claims", "time"):
-        table.add_column(heading, justify="right")
-    for heading in ("method", "what it says"):
-        table.add_column(heading)
+    table.add_column("claims", justify="right")
+    table.add_column("what it says")
     colours = {"proved": "green", "refuted": "bold red", "unknown": "yellow"}
     for r in rows(proof):
         verdict = f"[{colours[r.verdict]}]{r.verdict}[/]"
-        table.add_row(r.obligation, verdict, r.claims, r.time, r.method, r.sentence)
+        table.add_row(r.obligation, verdict, r.claims, r.sentence)
     return table
 
 

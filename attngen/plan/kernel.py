@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from attngen.ir.attention import Attention, Param
 from attngen.ir.build import add, mul, real
-from attngen.ir.nodes import Apply, Expr, Load, Scalar, Symbol, Type
+from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads, substitute
 from attngen.plan.chips import Burden
 from attngen.plan.gpu_walks import GpuWalks, gpu_walks
@@ -209,7 +209,7 @@ def numbers(plan: KernelPlan) -> tuple[Expr, ...]:
 
 
 def decisions(plan: KernelPlan) -> tuple[Expr, ...]:
-    """Of what is evaluated, the mask, loop bounds and tests: what decides which pairs count."""
+    """Of what is evaluated, the mask, loop bounds and data tests: what decides which pairs count."""
     return (*_masks(plan), *_bounds(plan))
 
 
@@ -222,8 +222,6 @@ def _bounds(plan: KernelPlan) -> Iterator[Expr]:
     for ranges in (plan.keys, plan.queries):
         yield from (e for t in ranges.tests for e in (t.row, t.col))
         yield from (e for s in (*ranges.any, *ranges.all) for e in (s.lo, s.hi))
-    if plan.map is not None and plan.gpu_walks is None:  # on the host
-        yield from (e for e in (plan.map.can, plan.map.must) if isinstance(e, Apply))
 
 
 def _leaf_gradients(attention: Attention, form: Weights) -> list[LeafGradient]:

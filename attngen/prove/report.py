@@ -5,6 +5,7 @@ Takes proofs, returns text. Colours and columns are the terminal's.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attngen.errors import Diagnostic, Source
@@ -12,15 +13,16 @@ from attngen.prove.proof import Proof
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Shown, Unknown
 
 SENTENCES = {
-    Obligation.STREAMING: "the streamed sums equal the definition, whatever the tiles",
-    Obligation.RANGE_SAFETY: "for inputs of the size noted below, numbers stay finite and exponents small",
-    Obligation.EMPTY_ROWS: "a query without a key returns 0; its q, k and v get no gradient",
-    Obligation.LOCALITY: "a pair's score depends on that pair alone, and is final",
-    Obligation.GRADIENTS: "the planned derivatives are the derivatives",
-    Obligation.TILE_RANGES: "no allowed pair is skipped, and no forbidden pair is counted",
-    Obligation.INDEX_BOUNDS: "every element that is read is inside its tensor",
+    Obligation.STREAMING: "sums over tiles equal the definition",
+    Obligation.RANGE_SAFETY: "numbers stay finite, as noted below",
+    Obligation.EMPTY_ROWS: "queries without keys: 0, no gradient",
+    Obligation.LOCALITY: "a pair's score depends on it alone",
+    Obligation.GRADIENTS: "derivatives are those of the spec",
+    Obligation.TILE_RANGES: "exactly the allowed pairs are counted",
+    Obligation.INDEX_BOUNDS: "reads are inside their tensors",
     Obligation.INTEGER_WIDTH: "every int fits its 32 or 64 bits",
 }
+"""So short that a table of them fits 80 columns."""
 
 
 _PLAIN = {
@@ -32,7 +34,7 @@ _PLAIN = {
     "two tiles": "numbers",
     "premises": "structure",
 }
-"""Methods under the names that the table gives them."""
+"""Methods under the names that readers know them by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +42,27 @@ class Row:
     obligation: str
     verdict: str
     claims: str
-    time: str
-    method: str
     sentence: str
 
 
 def rows(proof: Proof) -> tuple[Row, ...]:
-    return tuple(_row(s, proof.cached) for s in proof.shown)
+    return tuple(map(_row, proof.shown))
 
 
-def _row(s: Shown, cached: bool) -> Row:
+def _row(s: Shown) -> Row:
     proved = sum(isinstance(c.verdict, Proved) for c in s.claims)
-    methods = dict.fromkeys(part.strip() for c in s.claims for part in c.verdict.by.split(";"))
-    words = dict.fromkeys(_PLAIN.get(method.split(",")[0], method.split(",")[0]) for method in methods)
-    return Row(
-        s.obligation.value,
-        s.status,
-        f"{proved} of {len(s.claims)}",
-        "cached" if cached else f"{s.seconds * 1000:.0f} ms",
-        ", ".join(words),
-        SENTENCES[s.obligation],
-    )
+    return Row(s.obligation.value, s.status, f"{proved} of {len(s.claims)}", SENTENCES[s.obligation])
+
+
+def claims(proof: Proof) -> Iterator[str]:
+    """Each obligation with its time, and below it each claim with what shows it."""
+    for s in proof.shown:
+        yield f"{s.obligation.value} ({'from the cache' if proof.cached else f'{s.seconds * 1000:.0f} ms'})"
+        for c in s.claims:
+            methods = dict.fromkeys(part.strip().split(",")[0] for part in c.verdict.by.split(";"))
+            verdict = "" if isinstance(c.verdict, Proved) else f"{type(c.verdict).__name__.lower()}, "
+            by = ", ".join(dict.fromkeys(_PLAIN.get(method, method) for method in methods))
+            yield f"  {c.subject}: {c.sentence} ({verdict}{by})"
 
 
 def details(proof: Proof, source: Source) -> tuple[str, ...]:

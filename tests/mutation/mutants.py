@@ -169,7 +169,7 @@ class _Mutants:
             yield self._made("walks", what, made, Obligation.TILE_RANGES)
 
     def tpu(self) -> Iterator[Mutant]:
-        for what, made in run_edits(self.plan):
+        for what, made in run_edits(self.plan) if self.plan.map is None else ():  # else kernels walk places of lists
             yield self._made("tpu", what, made, Obligation.TILE_RANGES)
         if self.name == "causal":  # the same for all specs
             for what, made in step_edits(self.plan):

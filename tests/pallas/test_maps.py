@@ -262,3 +262,35 @@ def test_vmap_gives_each_its_own_lists() -> None:
     both = jax.vmap(attend)(*(jnp.stack([x, x[::-1]]) for x in given.values()))
     np.testing.assert_allclose(both, np.stack([one, other]), rtol=2e-5, atol=2e-5)
     assert not np.allclose(one, other)
+
+
+WITHIN = {
+    "a sum's period": "mask = (q + k) % 48 // 16 != 1\n",
+    "quotients below 0": "param x: int[Sk]\nassume Sq == Sk\nmask = (x[q] // 4 + x[k] // 4) % 3 == 1\n",
+    "ints at the ends": "param x: int[Sk]\nassume Sq == Sk\nmask = abs(x[q] - x[k]) <= 8\n",
+}
+
+
+@pytest.mark.parametrize("target", ["pallas", "jax"])
+@pytest.mark.parametrize("name", WITHIN)
+def test_extremes_are_put_together_in_32_bits(name: str, target: str) -> None:
+    """Divisions round down, and what leaves 32 bits stays at their end, as in the mask."""
+    x = drawn().integers(-40, 40, S)
+    x[::7], x[3::7] = 2**31 - 1 - x[::7] % 9, -(2**31) + x[3::7] % 9
+    given = {"x": x.astype(np.int32)} if "param" in WITHIN[name] else {}
+    q, k = (x[:, None], x) if given else (AT[:, None], AT)
+    match name:
+        case "a sum's period":
+            seen = (q + k) % 48 // 16 != 1
+        case "quotients below 0":
+            seen = (q // 4 + k // 4) % 3 == 1
+        case _:
+            seen = abs(q - k) <= 8
+    text = "attention within\n" + WITHIN[name]
+    (out, *_) = results(module(text, target), text, given)
+    *qkv, _ = operands()
+    keys, values = (np.repeat(t, HEADS // KV_HEADS, 2) for t in qkv[1:])
+    weight = np.exp(np.einsum("bqhd,bkhd->bhqk", qkv[0], keys) / 4) * seen
+    total = weight.sum(-1, keepdims=True)
+    wanted = np.einsum("bhqk,bkhd->bqhd", weight / np.where(total == 0, 1, total), values)
+    np.testing.assert_allclose(out, wanted, rtol=2e-4, atol=2e-5)

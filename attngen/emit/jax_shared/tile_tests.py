@@ -1,14 +1,18 @@
 """Of a mask with holes, what the host asks of each pair of tiles: the plan's test, over arrays of tiles.
 
-Takes the test and how params are called, returns lines for the targets of JAX.
+Takes the test and how params are called, returns lines for the targets of JAX. Extremes are put together in 32 bits,
+where each operation stays at an end rather than leave them: ints of the mask are inside, so between such extremes, too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from attngen.emit.jax_shared.expressions import Printer
 from attngen.ir import printing
+from attngen.ir.nodes import Apply, Op, Type
+from attngen.ir.walk import nodes
 from attngen.plan.mask.holes import TileTest
 
 
@@ -24,8 +28,16 @@ class TileTestView:
 def tile_test_view(test: TileTest, host: Printer, given: str) -> TileTestView:
     """`given`: what the functions that find extremes take beside the values."""
     lines: list[str] = []
+    within = replace(host, choices=replace(host.choices, wide=(*host.choices.wide, *_sums(test))))
     for part in test.parts:
         least, most = (printing.expression(e) for e in part.bounds)
         where = "pairs" if part.of_pairs else "keys" if part.of_keys else "queries"
         lines.append(f"{least}, {most} = _of_{where}({host.text(part.value)}, {given})")
-    return TileTestView(tuple(lines), host.text(test.can), host.text(test.must))
+    return TileTestView(tuple(lines), within.text(test.can), within.text(test.must))
+
+
+def _sums(test: TileTest) -> Iterator[Apply]:
+    """The operations on ints that may leave 32 bits: dividing by a number does not."""
+    own = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS)
+    for condition in (test.can, test.must):
+        yield from (e for e in nodes(condition) if isinstance(e, Apply) and e.type is Type.INT and e.op in own)
