@@ -39,6 +39,7 @@ assume Sq == Sk
 """
 FOURTH = "attention fourth\nmask = causal and (q - k) % 40 == 0\n"
 ANCESTORS = "attention ancestors\nparam anc: bool[B, Hq, Sq, Sk]\nmask = anc[b, h, q, k]\n"
+BY_DISTANCE = "attention by_distance\nparam t: bool[Hq, M]\nmask = t[h, q - k + Sk]\n"
 BLOCKS = "attention blocks\nparam ch: bool[B, Hkv, M, N]\nmask = causal and ch[b, hkv, q // 16, k // 16]\n"
 LISTS = "attention lists\nparam ch: int[B, Hkv, M, L]\nmask = causal and k // 16 in ch[b, hkv, q // 16]\n"
 
@@ -66,12 +67,20 @@ def ancestors() -> np.ndarray[Any, Any]:
     return seen
 
 
+def distances() -> np.ndarray[Any, Any]:
+    """A few, of each head its own."""
+    seen = np.zeros((HEADS, 2 * S), bool)
+    seen[np.arange(HEADS)[:, None], S + np.array([[0, 3], [-20, 21], [40, 41], [-60, 30]])] = True
+    return seen
+
+
 CASES: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
     "rollouts": (ROLLOUTS, lambda: branches(shuffled=False)),
     "a tree, unsorted": (ROLLOUTS, lambda: branches(shuffled=True)),
     "neighbours": (NEAR, places),
     "every fortieth": (FOURTH, dict),
     "ancestors": (ANCESTORS, lambda: {"anc": ancestors()}),
+    "by distance": (BY_DISTANCE, lambda: {"t": distances()}),
     "blocks": (BLOCKS, lambda: {"ch": drawn().random((2, KV_HEADS, 5, 5)) < 0.4}),
     "lists": (LISTS, lambda: {"ch": drawn().integers(-1, 5, (2, KV_HEADS, 5, 2)).astype(np.int32)}),
 }
@@ -90,6 +99,8 @@ def allowed(name: str, given: dict[str, Any]) -> np.ndarray[Any, Any]:
             seen = (q >= k) & ((q - k) % 40 == 0)
         case "ancestors":
             seen = given["anc"]
+        case "by distance":
+            seen = given["t"][:, q - k + S]
         case "blocks":
             seen = (q >= k) & np.repeat(given["ch"], HEADS // KV_HEADS, 1)[:, :, q // 16, k // 16]
         case _:
@@ -153,7 +164,8 @@ def wanted(name: str) -> list[np.ndarray[Any, Any]]:
 FORMS: dict[str, dict[str, Any]] = {
     "resident": {},
     "streamed": {"streamed": True},
-    "few lists": {"room": 64},
+    "few lists": {"room": 4 * HEADS * 7 * 2},
+    "one list": {"room": 64},
     "plain JAX": {"target": "jax"},
 }
 
@@ -205,14 +217,17 @@ def test_lists_name_each_tile_that_holds_a_pair_once(name: str, axis: str) -> No
                 assert holds <= set(tiles[:count])
                 assert all(cells[t].all() and cells[t].shape[1] == TILE for t in tiles[:whole])
                 visited, holding = visited + count, holding + len(holds)
-    assert visited == holding or name in ("neighbours", "a tree, unsorted", "every fortieth")
+    assert visited == holding or name in ("neighbours", "a tree, unsorted", "every fortieth", "by distance")
     assert visited < 0.8 * 2 * HEADS * n_held * n_walked or name == "a tree, unsorted"
 
 
 def test_neighbours_share_lists_where_scalar_memory_is_short() -> None:
     made = module(ROLLOUTS, room=2 * 4 * 3 * 7)
-    assert made._neighbours(2, 5, 5) == (3, 1)  # (lists of a place, bits): five tiles, two of them to a list
-    assert module(ROLLOUTS)._neighbours(2, 5, 5) == (5, 0)
+    assert made._room(2, 1, 5, 5) == (2, 1, 3, 1)  # (batches, heads, lists, bits): five tiles, two of them to a list
+    assert module(ROLLOUTS)._room(2, 1, 5, 5) == (2, 1, 5, 0)
+    assert module(ROLLOUTS, room=28 * 5)._room(300, 1, 5, 5) == (1, 1, 5, 0)  # batches share them
+    assert module(ROLLOUTS, room=28 * 5)._room(300, 6, 5, 5) == (1, 1, 5, 0)  # and heads
+    assert module(ROLLOUTS)._room("b", 6, 5, 5) == (1, 6, 5, 0)  # of symbolic batches nobody knows how many
     lists, number, _ = listed(made, "rollouts", "key")
     assert len(lists) == 6 and [int(number(1, 0, t)) for t in range(5)] == [3, 3, 4, 4, 5]
 
@@ -221,6 +236,9 @@ FAULTS = {
     "a list begins one place late": ("listed + 2 + ", "listed + 3 + "),
     "a tile's own number where lists are shared": ("tile = held >> near", "tile = held"),
     "tiles that need the mask are left out": ("(kinds < 2).sum(-1)", "(kinds < 1).sum(-1)"),
+    "batches that share lists have none's": ("can.any(axis, keepdims=True)", "can.all(axis, keepdims=True)"),
+    "distances the other way": ("(n_queries)[::-1, None] * tile.queries", "(n_queries)[:, None] * tile.queries"),
+    "plain JAX: distances the other way": ("(n_queries)[::-1, None] * TILE_Q", "(n_queries)[:, None] * TILE_Q"),
     "no tile needs the mask": ("jnp.where(must, 0, 1)", "0"),
     "the greatest for the least": ("[_for_heads(end, heads) for end in (x.min((3, 5)), x.max((3, 5)))]",
                                    "[_for_heads(end, heads) for end in (x.max((3, 5)), x.min((3, 5)))]"),
@@ -238,7 +256,7 @@ FAULTS = {
 def test_a_wrong_list_is_seen(fault: str) -> None:
     old, new = FAULTS[fault]
     seen = False
-    for name in ("ancestors", "blocks", "rollouts"):
+    for name in ("ancestors", "blocks", "by distance", "rollouts"):
         text, given = CASES[name]
         for form in FORMS.values():
             own = source(text, form.get("target", "pallas"))

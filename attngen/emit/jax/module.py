@@ -86,7 +86,7 @@ class _Emitter:
             "precision": _PRECISION[self.options.precision],
             "keys": keys,
             "queries": queries,
-            "tile_test": None if test is None else tile_test_view(test, self.leaves.printer(), "size"),
+            "tile_test": None if test is None else tile_test_view(test, self.leaves.printer(), self.operands, "size"),
             "forward": self.forward(),
             "dq": dq,
             "dkdv": self.backward(Level.COLUMN),

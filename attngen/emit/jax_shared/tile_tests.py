@@ -6,14 +6,16 @@ where each operation stays at an end rather than leave them: ints of the mask ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from attngen.emit.jax_shared.expressions import Printer
+from attngen.emit.jax_shared.operands import OperandView
 from attngen.ir import printing
 from attngen.ir.nodes import Apply, Op, Type
 from attngen.ir.walk import nodes
 from attngen.plan.mask.holes import TileTest
+from attngen.plan.operands import Extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +27,16 @@ class TileTestView:
     must: str
 
 
-def tile_test_view(test: TileTest, host: Printer, given: str) -> TileTestView:
+def tile_test_view(test: TileTest, host: Printer, operands: Iterable[OperandView], given: str) -> TileTestView:
     """`given`: what the functions that find extremes take beside the values."""
+    distances = {v.operand.expr for v in operands if v.extent is Extent.DISTANCE}
     lines: list[str] = []
     within = replace(host, choices=replace(host.choices, wide=(*host.choices.wide, *_sums(test))))
     for part in test.parts:
         least, most = (printing.expression(e) for e in part.bounds)
-        where = "pairs" if part.of_pairs else "keys" if part.of_keys else "queries"
+        where = "keys" if part.of_keys else "queries"
+        if part.of_pairs:
+            where = "distances" if distances & {*nodes(part.value)} else "pairs"
         lines.append(f"{least}, {most} = _of_{where}({host.text(part.value)}, {given})")
     return TileTestView(tuple(lines), within.text(test.can), within.text(test.must))
 

@@ -370,7 +370,8 @@ class _Emitter:
         test = self.plan.map
         if test is None:
             return None
-        return tile_test_view(test, self.leaves.printer(), f"size, tile, {self.places(test.lists)[1]}")
+        given = f"size, tile, {self.places(test.lists)[1]}"
+        return tile_test_view(test, self.leaves.printer(), self.operands, given)
 
     def places(self, lists: Lists) -> tuple[str, str]:
         """How many batches, and heads, have lists of their own."""
@@ -388,20 +389,18 @@ class _Emitter:
             held=held,
             walked=walked,
             turned="" if axis == "k" else ".mT",
-            places=f"{batches} * {heads}",
-            entry=self.list_entry(lists, heads),
+            places=f"{batches}, {heads}",
+            entry=self.list_entry(),
         )
 
-    def list_entry(self, lists: Lists, heads: str) -> str:
+    def list_entry(self) -> str:
         """The number of the list of a batch, a head and a tile, by the functions that are proved."""
-        (place,) = inlined(lists.function(items(), "list_of"))
+        (place,) = inlined(items().of("list_of", BY_BATCH=True, BY_HEAD=True))
         (entry,) = inlined(items().of("entry_of"))
         own: dict[Expr, Expr] = {index("place"): place, index("part"): integer(0), index("parts"): integer(1)}
-        head = f"_share(head, Hq, {heads})" if lists.shared else "head"
-        names = {"head": head, "Hq": heads}
 
         def leaf(e: Leaf) -> str:
-            return names.get(_name(e), _name(e))
+            return {"Hq": "heads"}.get(_name(e), _name(e))
 
         return Printer(replace(self.plan.choices, wide=()), leaf).text(substitute(entry, own))
 
