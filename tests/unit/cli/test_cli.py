@@ -738,6 +738,17 @@ def test_sizes_that_fit_no_picture_are_refused(
     assert said.out == "" and re.search(message, said.err)
 
 
+def test_check_says_eight_lines_and_claims_when_asked(spec: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", spec) == 0
+    table = [line.rstrip() for line in capsys.readouterr().out.split("\n") if re.match(r" [a-z-]+ +proved ", line)]
+    assert len(table) == 8 and max(map(len, table)) <= 80, table
+    assert run("check", "-v", spec) == 0
+    said = capsys.readouterr().out
+    proof = api.check(Source(SPEC, spec), {})
+    assert all(f"  {c.subject}: {c.sentence} (" in said for s in proof.shown for c in s.claims)
+    assert [line for line in table if line in said] == table
+
+
 def test_check_warns_as_compile_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "idle.attn"
     path.write_text("attention idle\nparam rest: f32\nmask = causal\n")
