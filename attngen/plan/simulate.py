@@ -78,8 +78,8 @@ def visited(
     b: int = 0,
     h: int = 0,
 ) -> npt.NDArray[np.int8]:
-    """`classify`, of the kernels that GPUs have for dense calls: those that a map tells where to go see the tiles that
-    hold a pair."""
+    """`classify`, of the kernels for dense calls: those that a map tells where to go see the tiles that hold a pair. In
+    JAX, where nobody looks at pairs, they see some more."""
     if plan.map is None:
         return classify(plan, sizes, params, tile=tile, axis=axis, b=b, h=h)
     grid = by_pairs(plan, sizes, params, tile=tile, b=b, h=h)
