@@ -7,7 +7,9 @@ GPUs, and libtpu makes the stages of TPUs.
 from __future__ import annotations
 
 import os
+import re
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
@@ -162,6 +164,7 @@ def _write_stage(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...
         forward=args.forward,
         geometry=tuple(dict.fromkeys(args.geometry or ("dense",))),
     )
+    began = time.perf_counter()
     source, consts = files.read_source(args.spec), dict(args.define)
     if directory.is_directory(args.output):
         if args.emit != "source":
@@ -173,7 +176,22 @@ def _write_stage(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...
         args.emit, source, options, consts, args.allow_unproved, fork=True, strict=args.strict, effort=args.effort
     )
     output.deliver(terminal.flagged(text) if args.emit == "proof" else text, args.output)
+    if args.emit == "source" and args.output not in (None, "-"):
+        terminal.note(f"wrote {args.output} in {time.perf_counter() - began:.1f} s, {_held(text)}")
     return 0
+
+
+def _held(text: str) -> str:
+    """How many lines a generated file has, of its own and of the runtime, and what is proved of it."""
+    from attngen.emit.triton import placement
+
+    count, own = text.count("\n"), placement.own_lines(text)
+    lines = f"{count} lines"
+    if own is not None:
+        runtime = own.runtime.stop - own.runtime.start
+        lines = f"{count} lines, of which {runtime} are the runtime's"
+    proved = re.search(r"^# Proved: (.+)\.$", text, re.MULTILINE)
+    return f"{lines}; proved: {proved[1]}" if proved else f"{lines}; nothing is proved of it"
 
 
 # ---------------------------------------------------------------- binaries of GPUs

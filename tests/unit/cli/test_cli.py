@@ -24,7 +24,9 @@ import attngen
 from attngen import Unproved, UsageError, api, targets, terminal, vocabulary
 from attngen.aot import compile as aot
 from attngen.cli import env, main as cli, tune
+from attngen.emit.text.units import REGISTERED
 from attngen.errors import Source
+from attngen.prove.verdict import Obligation
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
@@ -736,6 +738,25 @@ def test_sizes_that_fit_no_picture_are_refused(
     assert run("show", str(path), "--size", *sizes) == 2
     said = capsys.readouterr()
     assert said.out == "" and re.search(message, said.err)
+
+
+def test_compile_says_what_it_wrote(spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ", ".join(word.value for word in Obligation)
+    for target in ("triton", "jax"):
+        name = str(tmp_path / "kernel.py")
+        assert run("compile", spec, "--target", target, "-o", name) == 0
+        found = re.fullmatch(
+            rf"wrote {name} in \d+\.\d s, (\d+) lines(?:, of which (\d+) are the runtime's)?; proved: {names}\n",
+            capsys.readouterr().err,
+        )
+        lines = Path(name).read_text().split("\n")
+        assert found is not None and int(found[1]) == len(lines) - 1 and (found[2] is None) == (target == "jax")
+        if found[2] is not None:
+            start = next(n for n, line in enumerate(lines) if line.startswith("# sha256 of what follows: "))
+            end = next(n for n, line in enumerate(lines) if line == REGISTERED)
+            assert abs(end - start - int(found[2])) <= 5  # titles
+    assert run("compile", spec, "--emit", "plan", "-o", str(tmp_path / "plan.txt")) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_check_says_eight_lines_and_claims_when_asked(spec: str, capsys: pytest.CaptureFixture[str]) -> None:
