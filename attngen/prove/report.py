@@ -23,6 +23,7 @@ SENTENCES = {
     Obligation.INTEGER_WIDTH: "every int fits its 32 or 64 bits",
 }
 """So short that a table of them fits 80 columns."""
+_FROM_DATA = "reads are inside; by data, 0 outside"
 
 
 _PLAIN = {
@@ -51,7 +52,8 @@ def rows(proof: Proof) -> tuple[Row, ...]:
 
 def _row(s: Shown) -> Row:
     proved = sum(isinstance(c.verdict, Proved) for c in s.claims)
-    return Row(s.obligation.value, s.status, f"{proved} of {len(s.claims)}", SENTENCES[s.obligation])
+    sentence = _FROM_DATA if any("from data" in c.verdict.by for c in s.claims) else SENTENCES[s.obligation]
+    return Row(s.obligation.value, s.status, f"{proved} of {len(s.claims)}", sentence)
 
 
 def claims(proof: Proof) -> Iterator[str]:

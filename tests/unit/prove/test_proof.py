@@ -31,7 +31,7 @@ from attngen.prove.discharge import prove
 from attngen.prove.fallback import weakened
 from attngen.prove.proof import Proof
 from attngen.prove.record import MODULES, ROOMS, from_json, key, to_json
-from attngen.prove.report import proof_text, rows
+from attngen.prove.report import claims, proof_text, rows
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Shown, Unknown
 
 ROOT = Path(__file__).parents[3]
@@ -586,5 +586,7 @@ def test_emit_proof_is_stable_text(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_rows_count_claims() -> None:
     shown = Shown(Obligation.GRADIENTS, (Claim("a", "b", Proved("sympy")), Claim("c", "d", Refuted("sympy", ("e",)))))
-    (row,) = rows(Proof("x", (shown,)))
-    assert (row.verdict, row.claims, row.method) == ("refuted", "1 of 2", "sympy")
+    proof = Proof("x", (shown,))
+    (row,) = rows(proof)
+    assert (row.verdict, row.claims) == ("refuted", "1 of 2")
+    assert [*claims(proof)][1:] == ["  a: b (sympy)", "  c: d (refuted, sympy)"]

@@ -7,7 +7,7 @@ import pytest
 from attngen import api
 from attngen.errors import Source
 from attngen.prove.proof import Proof
-from attngen.prove.report import diagnostics, proof_text, rows
+from attngen.prove.report import claims, diagnostics, proof_text, rows
 from attngen.prove.verdict import Obligation
 
 TABLE = "param table: f32[Hq, 9]"
@@ -125,7 +125,8 @@ def test_nothing_is_needed(lines: tuple[str, ...]) -> None:
 def test_an_index_from_data_is_0_outside_and_the_table_says_so(index: str) -> None:
     proof = proved(TABLE, "param kind: int[B, Sk]", f"score = qk + table[h, {index}] + 0.0 * float(kind[b, k])")
     (row,) = (r for r in rows(proof) if r.obligation == "index-bounds")
-    assert "from data: 0 outside" in row.method
+    assert row.sentence == "reads are inside; by data, 0 outside"
+    assert any("from data: 0 outside" in line for line in claims(proof))
     assert "its index comes from data" in proof_text(proof)
 
 
