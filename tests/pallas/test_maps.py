@@ -170,6 +170,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.whole(2)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", CASES)
 def test_results_and_gradients_are_those_of_every_tile(name: str, form: str) -> None:
@@ -252,6 +253,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.whole(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_list_is_seen(fault: str) -> None:
     old, new = FAULTS[fault]

@@ -263,7 +263,8 @@ def tiles_are_read_back(spec: Path, run: Run, target: str, found: list[str]) -> 
     tiles, others = spec.with_name("tiles.json"), spec.with_name("others.json")
     tiles.write_text(found[0]), others.write_text(found[1])
     path = spec.with_suffix(".py")
-    assert run("compile", str(spec), "--target", target, "--tiles", str(tiles), "-o", str(path)) == (0, "", "")
+    status, out, err = run("compile", str(spec), "--target", target, "--tiles", str(tiles), "-o", str(path))
+    assert (status, out) == (0, "") and err.startswith(f"wrote {path} in ")
     assert " tuned=" in path.read_text().replace("\n#    ", "")
     assert run("compile", str(spec), "--check", str(path))[0] == 0
     assert run("compile", str(spec), "--check", str(path), "--tiles", str(tiles))[0] == 0
