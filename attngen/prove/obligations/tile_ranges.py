@@ -33,6 +33,7 @@ from attngen.plan.index import items
 from attngen.plan.kernel import KernelPlan, by_lists
 from attngen.plan.mask.data_tests import DataTest
 from attngen.plan.mask.holes import TileTest
+from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Loops
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.split import Split
@@ -78,7 +79,10 @@ def _map(claims: WalkClaims, test: TileTest) -> Iterator[Claim]:
     """What its test says of tiles, and where its lists lie, on any target."""
     sentence = "what the extremes of two tiles say of the mask holds for each of their pairs"
     yield claims.claim(MAP, sentence, test_answer(claims.plan.attention, test, claims.work))
-    yield claims.claim("lists, map", LISTS, entries_answer(test.lists, items(), claims.work))
+    if claims.plan.gpu_walks is not None:
+        yield claims.claim("lists, map", LISTS, entries_answer(test.lists, items(), claims.work))
+    elif claims.plan.tpu_walks is not None:  # of batches and heads that share lists the place is 0
+        yield claims.claim("lists, map", LISTS, entries_answer(Lists(True, True), items(), claims.work))
 
 
 def _pieces(plan: KernelPlan, found: Split, work: Work) -> Claim:
