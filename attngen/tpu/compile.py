@@ -245,8 +245,7 @@ def _taken(line: str, waiting: list[Signature]) -> Signature:
         for dtype, dims in re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", f"{operands} {results}")
     )
     for signature in waiting:
-        traced = tuple(("int32" if dtype == "bool" else dtype, dims) for dtype, dims in signature.shapes)
-        if traced == shapes:  # kernels take bools as ints
+        if signature.shapes == shapes:
             waiting.remove(signature)
             return signature
     raise InternalError(f"a compiled kernel that was not traced, with {shapes}")

@@ -62,7 +62,8 @@ def _results(equation: Any, inputs: list[Any], found: list[Signature]) -> Sequen
 
 def _signature(equation: Any, inputs: list[Any]) -> Signature:
     variables = (*equation.invars, *equation.outvars)
-    shapes = tuple((str(v.aval.dtype), tuple(v.aval.shape)) for v in variables)
+    dtypes = ("int32" if v.aval.dtype == bool else str(v.aval.dtype) for v in variables)  # kernels take bools as ints
+    shapes = tuple((dtype, tuple(v.aval.shape)) for dtype, v in zip(dtypes, variables, strict=True))
     function = equation.params["jaxpr"].debug_info.func_name
     return Signature(function, shapes, tuple(_table(value) for value in inputs))
 

@@ -56,6 +56,13 @@ def test_mosaic_and_hlo_are_given_when_they_are_asked_for():
 
 
 @needs_libtpu
+def test_a_kernel_that_takes_bools_is_known_by_its_name():
+    outcome = compile_for(Request("tpu_programs:where", (), CHIPS["v5e"]))
+    assert isinstance(outcome, Compiled)
+    assert [kernel.function for kernel in estimate(outcome).pallas] == ["kernel"]
+
+
+@needs_libtpu
 def test_what_does_not_fit_vector_memory_is_refused_with_the_sizes():
     request = Request("tpu_programs:row_tiles", (("counts", COUNTS), ("vmem", MIB // 4)), CHIPS["v5e"], schedule=False)
     outcome = compile_for(request)

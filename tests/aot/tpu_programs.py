@@ -43,6 +43,21 @@ def row_tiles(counts: tuple[int, ...], vmem: int = 16 << 20) -> Program:
     return Program(apply, (np.array(counts, np.int32), shape))
 
 
+def where() -> Program:
+    """Rows with zeros where a tensor of bools says so."""
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import pallas as pl
+
+    def kernel(kept_ref: Any, x_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = jnp.where(kept_ref[...], x_ref[...], 0.0)
+
+    kept, x = (jax.ShapeDtypeStruct((ROWS, LANES), dtype) for dtype in (jnp.bool_, jnp.float32))
+    return Program(
+        lambda kept, x: pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(kept, x), (kept, x)
+    )
+
+
 def unsupported() -> Program:
     """A gather by computed rows, which Mosaic has no instruction for."""
     import jax

@@ -222,6 +222,7 @@ def test_lists_name_each_tile_that_holds_a_pair_once(name: str, axis: str) -> No
     assert visited < 0.8 * 2 * HEADS * n_held * n_walked or name == "a tree, unsorted"
 
 
+@pytest.mark.whole(2)
 def test_neighbours_share_lists_where_scalar_memory_is_short() -> None:
     made = module(ROLLOUTS, room=2 * 4 * 3 * 7)
     assert made._room(2, 1, 5, 5) == (2, 1, 3, 1)  # (batches, heads, lists, bits): five tiles, two of them to a list
@@ -291,6 +292,7 @@ WITHIN = {
 }
 
 
+@pytest.mark.whole(2)
 @pytest.mark.parametrize("target", ["pallas", "jax"])
 @pytest.mark.parametrize("name", WITHIN)
 def test_extremes_are_put_together_in_32_bits(name: str, target: str) -> None:

@@ -83,6 +83,15 @@ def whole(n: int, tile: int) -> Visits:
     return visits(planned(""), sizes, {}, (tile, tile))
 
 
+@pytest.mark.parametrize("name", ["h200", "v5e"])
+def test_a_map_s_tiles_are_counted_on_each_chip(name: str) -> None:
+    """Every fourth of 64 tiles: without a map all that the causal part leaves would be."""
+    found = look("mask = causal and (q - k) // 32 % 4 == 0", name, (32, 32), Sq=256, Sk=256)
+    q, k = np.arange(256)[:, None], np.arange(256)
+    seen = ((q >= k) & ((q - k) // 32 % 4 == 0)).reshape(8, 32, 8, 32).any((1, 3)).sum()
+    assert found.skipped == pytest.approx(1 - seen / 64) and seen < 36
+
+
 def test_the_loop_order_table() -> None:
     """Tiles of one row: queries outside load K and V n * n times and store O n times, keys outside the reverse."""
     n = 12
