@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -34,13 +35,14 @@ def run(args: Namespace) -> int:
     if args.json:
         terminal.put(json.dumps(found, indent=2) + "\n")
         return 0
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
     for name, value in found.items():
         rows = value.items() if isinstance(value, dict) else [(name, one) for one in value]
         for key, text in rows:
-            table.add_row(key, text)
+            table.add_row(key, escape(text))
     terminal.console(sys.stdout).print(table)
     return 0
 
@@ -87,5 +89,8 @@ def _cards() -> list[str]:
 
 
 def _cache() -> str:
-    sizes = [path.stat().st_size for path in cache.folder().rglob("*") if path.is_file()]
+    sizes: list[int] = []
+    for path in cache.folder().rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # another process may be at work there
+            sizes += [path.stat().st_size] if path.is_file() else []
     return f"{cache.folder()}, {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB"

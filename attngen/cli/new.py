@@ -56,8 +56,9 @@ def started(name: str) -> str:
     text = _START.format(name=name)
     try:
         found = analyse(Source(text, name))
-    except SpecError:
-        found = None
-    if found is None or found.name != name:
-        raise UsageError(f"{name!r} is no name of an attention: letters, digits and _, as in my_bias")
+    except SpecError as error:
+        said = error.diagnostics[0].message
+        raise UsageError(f"{name!r} is no name of an attention, which is as my_bias: {said}") from error
+    if found.name != name:
+        raise UsageError(f"{name!r} is no name of an attention, which is as my_bias")
     return text

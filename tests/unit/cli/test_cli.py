@@ -365,7 +365,7 @@ def test_what_is_no_name_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run("new", name) == 2 and not list(tmp_path.iterdir())
-    assert "is no name of an attention: letters, digits and _, as in my_bias" in capsys.readouterr().err
+    assert f"{name!r} is no name of an attention, which is as my_bias" in capsys.readouterr().err
 
 
 def test_what_a_report_needs(
