@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import numpy as np
-
 from attngen.errors import UsageError
 from attngen.extras import lacking
 from attngen.show.survey import Pair, Survey
@@ -34,12 +32,11 @@ def image(survey: Survey, format: str) -> bytes:
         scale = -(-max(survey.queries, survey.keys) // _CELLS)
         grid = survey.reduced(scale, scale)
         axes.imshow(grid, cmap=colours, vmin=-0.5, vmax=len(Pair) - 0.5, extent=extent, interpolation="nearest")
-        rows, columns = survey.tiles.shape
-        if max(rows, columns) <= 64:
-            axes.set_xticks(np.arange(1, columns) * survey.tile[1], minor=True)
-            axes.set_yticks(np.arange(1, rows) * survey.tile[0], minor=True)
-            axes.grid(which="minor", color="white", linewidth=0.4, alpha=0.5)
-            axes.tick_params(which="minor", length=0)
+        for axis, borders in zip((axes.yaxis, axes.xaxis), survey.borders, strict=True):
+            axis.set_ticks(borders, minor=True)
+            axis.remove_overlapping_locs = False  # else a border where a major tick is has no line
+        axes.grid(which="minor", color="white", linewidth=0.4, alpha=0.5)
+        axes.tick_params(which="minor", length=0)
         axes.set_xlabel("key")
         axes.set_ylabel("query")
         axes.set_title(title(survey))

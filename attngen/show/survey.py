@@ -18,6 +18,7 @@ from attngen.plan import KernelPlan
 from attngen.plan.host_map import FULL, PARTIAL, SKIPPED
 from attngen.plan.simulate import by_pairs, visited
 
+_MOST_BORDERS = 64  # tiles along a side: with more, lines would hide what they part
 _SAMPLES = 2048  # positions looked at along each side; all of them up to this length
 MOST_PAIRS = 2**28  # for so many the mask is evaluated in seconds
 
@@ -60,6 +61,14 @@ class Survey:
     def allowed(self) -> float:
         """The share of pairs that may attend."""
         return float((self.pairs >= Pair.ALLOWED).mean()) if self.pairs.size else 0.0
+
+    @property
+    def borders(self) -> tuple[range, range]:
+        """Between which queries, and between which keys, tiles meet; none where tiles are too many to be told apart."""
+        if max(self.tiles.shape) > _MOST_BORDERS:
+            return range(0), range(0)
+        high, wide = self.tile
+        return range(high, self.queries, high), range(wide, self.keys, wide)
 
     def summary(self) -> str:
         """Three lines of figures, or two."""

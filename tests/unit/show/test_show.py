@@ -1,8 +1,13 @@
-"""Pictures: every pair and tile has the colour that brute force gives it, in plain text, in colour, and as a file."""
+"""Pictures: every pair and tile has the colour that brute force gives it, in plain text, in colour, and as a file.
+
+Each border between tiles is drawn.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import re
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -14,6 +19,7 @@ from attngen.errors import InternalError, Source, UsageError
 from attngen.show import survey as survey_module
 from attngen.show.image import image
 from attngen.show.survey import Pair, Survey, survey
+from attngen.show.svg import svg
 from attngen.show.text import COLOURS, coloured, plain
 
 
@@ -118,3 +124,60 @@ def test_pictures_are_files_and_repeat() -> None:
     assert ET.fromstring(svg).tag.endswith("svg")
     assert svg == image(seen, "svg")
     assert b"<dc:date>" not in svg
+
+
+WHITE = "stroke: #ffffff; stroke-opacity: 0.5"
+
+
+@pytest.mark.parametrize(("tile", "lines"), [((16, 16), 10), ((32, 16), 2 + 5), ((20, 10), 4 + 9), ((96, 96), 0)])
+def test_every_border_between_tiles_is_a_line(tile: tuple[int, int], lines: int) -> None:
+    """Also where an axis has a major tick: at 20, 40, 60 and 80."""
+    seen = look("mask = causal", 96, 96, tile=tile)
+    assert sum(map(len, seen.borders)) == lines
+    assert image(seen, "svg").decode().count(WHITE) == lines
+    drawn = re.search(r'vector-effect="non-scaling-stroke" d="([^"]*)"', svg(seen))
+    assert (drawn[1].count("M") if drawn else 0) == lines
+
+
+def test_many_tiles_have_no_borders() -> None:
+    seen = look("mask = causal", 65 * 16, 64)
+    assert seen.borders == (range(0), range(0)) and "stroke" not in svg(seen)
+    assert look("mask = causal", 64 * 16, 64).borders == (range(16, 1024, 16), range(16, 64, 16))
+
+
+@pytest.mark.parametrize(
+    ("body", "rows", "columns", "tile"),
+    [
+        ("mask = causal", 48, 40, (16, 16)),
+        ("mask = k <= q and (q - k) % 3 != 1", 50, 77, (16, 32)),
+        ("mask = 0 <= distance < 300", 1000, 700, (128, 64)),
+        ("mask = causal", 5000, 2100, (128, 64)),
+        ("", 20, 20, (32, 32)),
+    ],
+)
+def test_a_small_picture_has_every_pair_in_its_colour(
+    body: str, rows: int, columns: int, tile: tuple[int, int]
+) -> None:
+    seen = look(body, rows, columns, tile=tile)
+    assert svg(seen) == svg(seen)
+    painted = np.full((rows, columns), -1)
+    kinds = {colour: pair for pair, colour in COLOURS.items()}
+    for part in ET.fromstring(svg(seen)):
+        if part.get("fill") in kinds:
+            for x, y, wide, high, back in re.findall(r"M(\d+) (\d+)h(\d+)v(\d+)h-(\d+)z", part.attrib["d"]):
+                assert back == wide
+                there = (slice(int(y), int(y) + int(high)), slice(int(x), int(x) + int(wide)))
+                if part.get("fill") != COLOURS[Pair.SKIPPED]:
+                    assert (painted[there] == Pair.SKIPPED).all(), "a cell is painted once"
+                painted[there] = kinds[part.attrib["fill"]]
+    scale = -(-max(rows, columns) // 192)
+    step = [-(-scale // s) * s for s in seen.stride]
+    grid = seen.reduced(scale, scale)
+    assert (painted == grid.repeat(step[0], axis=0)[:rows].repeat(step[1], axis=1)[:, :columns]).all()
+
+
+def test_a_small_picture_escapes_what_it_says() -> None:
+    seen = dataclasses.replace(look("mask = causal", 32, 32), name="<b>&")
+    assert "&lt;b&gt;&amp;: 32 queries" in svg(seen)
+    said = ET.fromstring(svg(seen))[0].text
+    assert said is not None and said.startswith("<b>&: 32 queries (down) x 32 keys") and "of the pairs may" in said
