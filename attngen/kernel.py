@@ -6,6 +6,7 @@ Takes what `api.build` made; gives the functions of every geometry, the float64 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -394,6 +395,13 @@ class Kernel:
     def __repr__(self) -> str:
         params = "".join(f", {p.name}" for p in self.spec.params)
         return f"<attngen.Kernel {self.name}(q, k, v{', *' if params else ''}{params}) for {self.target}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the call, the formula, the mask with its tiles, what is proved. Runs no kernel."""
+        from attngen.explain.notebook import html
+
+        arguments = str(inspect.signature(cast(Callable[..., Any], self))).replace("'", "")
+        return html(self.spec, self.plan, self.proof, f"{self.name}{arguments}  # target {self.target}")
 
     def __reduce__(self) -> tuple[type[Kernel], tuple[Any, ...]]:
         # The loaded functions belong to this process; another one loads its own.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from argparse import Namespace
-from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from attngen import api, files, terminal
@@ -14,8 +12,6 @@ from attngen.cli.parser import Commands
 from attngen.errors import UsageError
 
 if TYPE_CHECKING:
-    from attngen.ir.attention import Attention
-    from attngen.plan import KernelPlan
     from attngen.show.survey import Survey
 
 
@@ -73,11 +69,11 @@ def _survey(args: Namespace) -> Survey:
     from attngen import inputs
     from attngen.ir import walk
     from attngen.show.survey import survey
+    from attngen.show.usual import check_sizes, usual_sizes, usual_tile
 
     spec = api.analyse(files.read_source(args.spec), dict(args.define))
     planned = api.plan(spec)
-    length = inputs.telling_length(spec)
-    wanted = {"B": 1, "Hq": 1, "Hkv": 1, "Sq": length, "Sk": length, "D": 64, "Dv": 64}
+    wanted = usual_sizes(spec)
     data = {name: files.read_array(path) for name, path in args.data}
     asked = dict(args.size)
     for size, length in inputs.sizes_of(spec, data).items():
@@ -91,49 +87,9 @@ def _survey(args: Namespace) -> Survey:
     shapes.check_heads(wanted)
     sizes = inputs.settle(api.callable_spec(spec, planned), wanted, fixed=asked)
     needed = walk.params(spec.mask)
-    tile = args.tile or _tile(spec.tile, max(sizes["Sq"], sizes["Sk"]))
-    _check_sizes(spec, planned, sizes, {*needed} - {*data}, tile)
+    tile = args.tile or usual_tile(spec, sizes)
+    check_sizes(spec, planned, sizes, {*needed} - {*data}, tile)
     values = inputs.examples(spec, sizes, dict(args.param), data=data, only=needed)
     shapes.say_invented(spec, [name for name in values if name not in {*data, *dict(args.param)}])
     with terminal.working("solving the tiles"):
         return survey(planned, sizes, values, tile=tile, batch=args.batch, head=args.head)
-
-
-_MOST_TILES = 2**28
-_MOST_LOOKED_AT = 2**18
-"""Where data decide, each pair of tiles is looked at."""
-_MOST_ELEMENTS = 2**26
-
-
-def _check_sizes(
-    spec: Attention, planned: KernelPlan, sizes: Mapping[str, int], invented: Collection[str], tile: tuple[int, int]
-) -> None:
-    """Raises `UsageError` for sizes whose picture would take minutes, or more memory than there is."""
-    from attngen.ir import printing
-    from attngen.ir.evaluate import evaluate
-    from attngen.show.survey import MOST_PAIRS
-
-    most = _MOST_LOOKED_AT if planned.keys.tests else _MOST_TILES
-    if planned.map is not None:
-        most = MOST_PAIRS // (tile[0] * tile[1])
-    queries, keys = (-(-sizes[size] // step) for size, step in zip(("Sq", "Sk"), tile, strict=True))
-    if queries * keys > most:
-        works = 2 ** int(math.log2(most * tile[0] * tile[1]) / 2)
-        raise UsageError(
-            f"Sq = {sizes['Sq']} and Sk = {sizes['Sk']} have {queries * keys:,} tiles of {tile[0]} x {tile[1]}, and a "
-            f"picture of this mask at most {most:,}: --size Sq={works} Sk={works} works"
-        )
-    for param in spec.params:
-        elements = math.prod(int(evaluate(dim, sizes, {})) for dim in param.shape)
-        if param.name in invented and elements > _MOST_ELEMENTS:
-            dims = ", ".join(map(printing.expression, param.shape))
-            raise UsageError(
-                f"param `{param.name}` ({dims}) would have {elements:,} elements, and a picture is drawn with at most "
-                f"{_MOST_ELEMENTS:,} for each param: take smaller sizes with --size"
-            )
-
-
-def _tile(own: tuple[int, int] | None, length: int) -> tuple[int, int]:
-    """The spec's tile, or a usual one, unless the picture would be of a few tiles only."""
-    tile = own or (128, 64)
-    return tile if length >= 8 * max(tile) else (16, 16)

@@ -87,7 +87,7 @@ def _text(ladder: Ladder, proof: _Proof, stream: TextIO | None) -> str:
     for number, step in enumerate(ladder.steps, 1):
         blocks.append(painted(f"{number}. {step.title}", "bold"))
         blocks.append(_wrapped(_plain(step.says), "   "))
-        blocks += ["\n".join(_text_lines(f)) for f in step.formulas]
+        blocks += ["\n".join(text_lines(f)) for f in step.formulas]
         last = [_wrapped(f"identity: {_plain(step.identity)}", "   ")]
         last += _text_citations(_citations(step, proof), painted)
         blocks.append("\n".join(last))
@@ -148,7 +148,7 @@ _BINDS = {"+": 1, "−": 1, "=": 1, "≤": 2, "≥": 2, "≠": 2, "<": 2, ">": 2
 """Where a line is better not broken: before what binds closer."""
 
 
-def _text_lines(formula: Formula) -> Iterator[str]:
+def text_lines(formula: Formula) -> Iterator[str]:
     """The equations of a block, their relations in one column."""
     lefts = [e.left.text if e.left is not None else "" for e in formula.lines]
     column = max(map(len, lefts)) if max(map(len, lefts)) <= 24 else 0

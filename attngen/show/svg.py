@@ -59,8 +59,8 @@ def _steps(survey: Survey, scale: int, cells: tuple[int, ...]) -> tuple[list[int
 def _rectangles(cells: Array, rows: list[int], columns: list[int]) -> Iterator[str]:
     """Paths that cover the cells: runs along a row, joined with the same runs of the rows below."""
     open_runs: dict[tuple[int, int], int] = {}
-    for row in range(len(cells) + 1):
-        edges = np.flatnonzero(np.diff(np.pad(cells[row], 1).astype(np.int8))).tolist() if row < len(cells) else []
+    for row, line in enumerate(np.pad(cells.astype(np.int8), ((0, 1), (1, 1)))):
+        edges: list[int] = np.flatnonzero(np.diff(line)).tolist()
         runs = {*zip(edges[::2], edges[1::2], strict=True)}
         for run in [run for run in open_runs if run not in runs]:
             top, (left, right) = rows[open_runs.pop(run)], run
