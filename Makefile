@@ -20,7 +20,7 @@ SPEC   ?= examples/windowed_alibi.attn
 DEFINE ?= -D window=40
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test gate test-all lint types floors sample newest golden format wheel clean
+.PHONY: help setup demo test gate test-all lint types floors sample newest golden gallery format wheel clean
 
 help:
 	@echo 'make demo    set up, compile an example, show its mask, run it against the reference'
@@ -28,6 +28,7 @@ help:
 	@echo 'make gate    the same with a larger sample: what CI runs'
 	@echo 'make test-all  every test that needs no GPU, however long'
 	@echo 'make golden  write the golden files anew'
+	@echo 'make gallery draw the examples, and write docs/gallery.md'
 	@echo 'make format  let ruff format and sort'
 	@echo 'make wheel   build the wheel into dist/'
 	@echo 'make clean   remove .venv, caches and builds'
@@ -81,6 +82,9 @@ newest: $(READY)
 
 golden: $(READY)
 	$(BIN)/python -m pytest tests/golden --update-golden -n 2
+
+gallery: $(READY)
+	$(BIN)/python benchmarks/gallery.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

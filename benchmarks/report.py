@@ -206,12 +206,12 @@ def readme(result: Result) -> str:
     cells = {cell["key"]: cell for cell in result["cells"]}
     shown = {key: cells[key] for key in README if key in cells}
     for key, cell in shown.items():
-        lines.append(f"| {README[key]} | " + " | ".join(_speeds(cell, name) for name in _COLUMNS) + " |")
+        lines.append(f"| {README[key]} | " + " | ".join(speeds(cell, name) for name in _COLUMNS) + " |")
     told = remarks({**result, "cells": list(shown.values())})
     return "\n".join([*lines, f"{result['machine']}, {result['date']}, {result['versions']}", *told])
 
 
-def _speeds(cell: Result, name: str) -> str:
+def speeds(cell: Result, name: str) -> str:
     """`564 / 550`, `369 / NaN`, `n/a`; empty for who took no part."""
     speeds = {d: tflops(cell, name, d) for d in DIRECTIONS}
     texts = [f"{x:.0f}" if x is not None else word(cell, name, d) for d, x in speeds.items()]

@@ -41,10 +41,10 @@ def _list(known: tuple[str, ...]) -> None:
 
     table = Table.grid(padding=(0, 2))
     for name in known:
-        table.add_row(name, _said(resources.read(f"examples/{name}.attn")))
+        table.add_row(name, said(resources.read(f"examples/{name}.attn")))
     terminal.console(sys.stdout).print(table)
 
 
-def _said(spec: str) -> str:
+def said(spec: str) -> str:
     """The first paragraph of a spec's comment, in one line."""
     return " ".join(line.lstrip("# ") for line in spec.partition("\n#\n")[0].splitlines())

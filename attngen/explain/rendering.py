@@ -185,7 +185,7 @@ def _markdown(ladder: Ladder, proof: _Proof) -> str:
     for number, step in enumerate(ladder.steps, 1):
         blocks.append(f"## {number}. {_markdown_words(step.title)}")
         blocks.append(_markdown_prose(step.says))
-        blocks += [f"$$\n{_markdown_math(_aligned(f))}\n$$" for f in step.formulas]
+        blocks += [f"$$\n{_markdown_math(aligned(f))}\n$$" for f in step.formulas]
         blocks.append(f"*Identity:* {_markdown_prose(step.identity)}.")
         cited = [
             f"`{c.name}`"
@@ -211,7 +211,7 @@ def _markdown_math(tex: str) -> str:
     return tex.replace(r"\_", r"\rule{0.4em}{0.05em}")
 
 
-def _aligned(formula: Formula) -> str:
+def aligned(formula: Formula) -> str:
     lines = [_line(e) for e in formula.lines]
     if len(lines) == 1:
         return lines[0].replace("& ", "", 1)
