@@ -257,6 +257,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("files", type=Path, nargs=1)
     p = commands.add_parser("readme", help="print README's table of a result, in Markdown")
     p.add_argument("files", type=Path, nargs=1)
+    p = commands.add_parser("chart", help="draw README's chart of a result, for a light page and for a dark one")
+    p.add_argument("files", type=Path, nargs=1)
     p = commands.add_parser("plot", help="draw a result")
     p.add_argument("files", type=Path, nargs=1)
     p.add_argument("-o", "--output", type=Path, help="the picture (the JSON's name with .svg)")
@@ -316,6 +318,9 @@ def main(argv: Sequence[str]) -> int:
             print(report.table(report.read(args.files[0])))
         case "readme":
             print(report.readme(report.read(args.files[0])))
+        case "chart":
+            for page in ("light", "dark"):
+                plot.headline(report.read(args.files[0]), args.files[0].with_suffix(f".{page}.svg"), page)
         case "plot":
             plot.draw(report.read(args.files[0]), args.output or args.files[0].with_suffix(".svg"))
         case _:

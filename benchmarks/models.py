@@ -223,15 +223,16 @@ def draw(result: Result, path: Path) -> None:
     for axes, direction in zip(panels[:, 0], report.DIRECTIONS, strict=True):
         for mask, marker in (("causal", "o"), ("full", "s")):
             cells = [c for c in result["cells"] if c["mask"] == mask and best_peer(c, direction)]
-            labels = [f"{c['Hq']}/{c['Hkv']} D {c['D']}\nN {c['N']}" for c in cells]
+            labels = [c["key"].split(":", 1)[1] for c in cells]
             ratios = [found[1] for c in cells if (found := best_peer(c, direction))]
             axes.plot(labels, ratios, marker, label=mask)
         axes.axhline(1.0, color="#333333", lw=0.8)
-        axes.set_ylabel(f"{direction}: attngen / best peer")
+        axes.set_ylabel(direction)
         axes.grid(axis="y", lw=0.4)
     panels[0, 0].legend(frameon=False)
     panels[1, 0].tick_params(axis="x", labelrotation=90, labelsize=7)
-    figure.suptitle(f"{result['machine']}, {result['date'][:10]}")
+    panels[1, 0].set_xlabel("batch x tokens : query heads / key heads : head dim (of q and k / of v)")
+    figure.suptitle(f"attngen's speed over the fastest other's, {result['machine']}, {result['date'][:10]}")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)

@@ -197,16 +197,16 @@ README = {
     "alibi:128:16384": "ALiBi, causal, N = 16384",
 }
 """The rows of README's table, by the cells' keys."""
-_COLUMNS = ("attngen", "fa4", "cudnn", "flex", "flex-flash")
+COLUMNS = ("attngen", "fa4", "cudnn", "flex", "flex-flash")
 
 
 def readme(result: Result) -> str:
     """README's table in Markdown: TFLOP/s forward / backward, a word in place of a time that is missing; then why."""
-    lines = ["| | " + " | ".join(LABELS[name] for name in _COLUMNS) + " |", "|---" * (1 + len(_COLUMNS)) + "|"]
+    lines = ["| | " + " | ".join(LABELS[name] for name in COLUMNS) + " |", "|---" * (1 + len(COLUMNS)) + "|"]
     cells = {cell["key"]: cell for cell in result["cells"]}
     shown = {key: cells[key] for key in README if key in cells}
     for key, cell in shown.items():
-        lines.append(f"| {README[key]} | " + " | ".join(speeds(cell, name) for name in _COLUMNS) + " |")
+        lines.append(f"| {README[key]} | " + " | ".join(speeds(cell, name) for name in COLUMNS) + " |")
     told = remarks({**result, "cells": list(shown.values())})
     return "\n".join([*lines, f"{result['machine']}, {result['date']}, {result['versions']}", *told])
 

@@ -26,7 +26,8 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+    text = page.read_text()
+    for link in re.findall(r"\]\(([^)]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text):
         if "://" not in link:
             file, _, anchor = link.partition("#")
             target = page.parent / file if file else page

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -398,6 +399,25 @@ def test_readmes_cells_are_of_the_matrix() -> None:
     assert set(report.README) <= {c.key for c in cells.matrix()}
     picked = gpu.chosen((), [], quick=False, device="cuda", readme=True)
     assert {c.key for c in picked} == set(report.README)
+
+
+def test_readmes_table_and_chart_are_of_its_results(tmp_path: Path) -> None:
+    """matplotlib writes each text beside its outline, as a comment."""
+    result = report.read(BENCHMARKS / "readme.json")
+    front = (BENCHMARKS.parent / "README.md").read_text(encoding="utf-8").splitlines()
+    table = report.readme(result).splitlines()[: 2 + len(result["cells"])]
+    assert len(table) == 9 and [line for line in table if line not in front] == []
+    speeds = [f"{report.tflops(c, 'attngen', d):.0f}" for c in result["cells"] for d in report.DIRECTIONS]
+    for page in ("light", "dark"):
+        plot.headline(result, tmp_path / "drawn.svg", page)
+        drawn, kept = (p.read_text() for p in (tmp_path / "drawn.svg", BENCHMARKS / f"readme.{page}.svg"))
+        said = re.findall("<!-- (.*?) -->", drawn)
+        assert set(speeds) <= set(said) and said.count("n/a") == 2
+        assert f"one NVIDIA H200, {result['date'][:10]}, bfloat16; higher is faster" in said
+        assert said == re.findall("<!-- (.*?) -->", kept), "run `gpu.py chart benchmarks/readme.json`"
+        bars = sum(len(c["contenders"]) * len(report.DIRECTIONS) for c in result["cells"])
+        colours = "|".join(plot.COLOURS[name] for name in report.COLUMNS)
+        assert len(re.findall(f"fill: (?:{colours})", drawn)) == bars + len(report.COLUMNS)
 
 
 def test_who_has_a_variant_and_who_is_here() -> None:

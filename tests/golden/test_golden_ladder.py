@@ -21,8 +21,17 @@ NAMES = ("custom_normalizer", "documents", "sigmoid", "windowed_alibi")
 @pytest.mark.parametrize("name", NAMES)
 def test_derivation_is_the_golden_one(name: str, update_golden: bool) -> None:
     attention = api.analyse(files.read_source(EXAMPLES / f"{name}.attn"))
-    text = render(ladder(attention, api.plan(attention)), "md")
-    path = HERE / "ladder" / f"{name}.md"
+    compare(render(ladder(attention, api.plan(attention)), "md"), HERE / "ladder" / f"{name}.md", update_golden)
+
+
+def test_the_page_of_the_docs_is_what_check_writes(update_golden: bool) -> None:
+    """`attngen check examples/windowed_alibi.attn --explain -o docs/derivation.md`, with the verdicts."""
+    spec, planned = api.checked_plan(files.read_source(EXAMPLES / "windowed_alibi.attn"))
+    proof, emitted = api.prove(spec, planned)
+    compare(api.explain(spec, emitted, proof, "md"), HERE.parents[1] / "docs" / "derivation.md", update_golden)
+
+
+def compare(text: str, path: Path, update_golden: bool) -> None:
     if update_golden:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8", newline="\n")
