@@ -170,25 +170,30 @@ def tune_with(
 
 
 def _print_gpu_tuning(name: str, tuning: gpu_tuning.Tuning) -> None:
-    """The three fastest candidates of each kernel, and how many did not run."""
+    """The three fastest candidates of each kernel, a line each, and how many did not run."""
     from rich import box
     from rich.table import Table
 
     key = tuning.key
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("kernel", "fastest", "ms", "next", "then"):
-        table.add_column(heading, justify="left" if heading == "kernel" else "right")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("kernel", "the fastest"):
+        table.add_column(heading)
+    for heading in ("ms", "times the first"):
+        table.add_column(heading, justify="right")
     for kernel in dict.fromkeys(t.kernel for t in tuning.trials):
-        first, *others = [*tuning.ranked(kernel)[:3]] or [None]
-        if first is not None and first.ms is not None:
-            rest = [f"{_setting(t)}  {(t.ms or 0.0) / first.ms:.2f}x" for t in others if t is not None]
-            table.add_row(kernel, _setting(first), f"{first.ms:.3f}", *rest)
+        ranked = tuning.ranked(kernel)[:3]
+        for place, t in enumerate(ranked):
+            ms, least = t.ms or 0.0, ranked[0].ms or 0.0
+            cells = (f"{ms:.3f}", f"{ms / least:.2f}" if place else "")
+            table.add_row("" if place else kernel, _setting(t), *cells, end_section=t is ranked[-1])
     refused = sum(t.ms is None for t in tuning.trials)
     out = terminal.console(sys.stdout)
-    out.print(f"{name} on {key.card}, {key.dtype}, {key.shape()}: {len(tuning.trials)} candidates, {refused} refused")
+    out.print(f"{name} on {key.card}, {key.dtype}: {len(tuning.trials)} candidates, {refused} refused")
+    out.print(key.shape())
     out.print(table)
-    out.print("[dim]all but forward: of the whole backward pass, the other kernels as the file has them[/]")
-    out.print("[dim]tiles: queries x keys, warps, stages; rows of the chip's own kernels: as in the file's tables[/]")
+    out.print("[dim]all but forward: the whole backward pass, other kernels as the file has them[/]")
+    out.print("[dim]tiles: queries x keys, warps, stages[/]")
+    out.print("[dim]rows of the chip's own kernels: as in the file's tables[/]")
 
 
 def _setting(trial: gpu_tuning.Trial) -> str:
@@ -232,7 +237,7 @@ def _tune_for_tpu(args: Namespace) -> int:
 
 
 def _print_tpu_tuning(name: str, tuning: tpu_tuning.Tuning) -> None:
-    """The three fastest tiles of each kernel. Raises `UsageError` where the chip takes none."""
+    """The three fastest tiles of each kernel, a line each. Raises `UsageError` where the chip takes none."""
     from rich import box
     from rich.table import Table
 
@@ -243,19 +248,19 @@ def _print_tpu_tuning(name: str, tuning: tpu_tuning.Tuning) -> None:
     if tuning.best() is None:
         reasons = {t.refused for t in tuning.trials if t.refused}
         raise UsageError(f"{key.chip} takes no candidate tile of {name}: {'; '.join(sorted(reasons))}")
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("kernel")
-    for heading in ("tile", "estimated cycles", "next", "then"):
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("kernel", "the fastest"):
+        table.add_column(heading)
+    for heading in ("estimated cycles", "times the first"):
         table.add_column(heading, justify="right")
     for kernel in KERNELS:
         ranked = tuning.ranked(kernel)[:3]
-        if not ranked:
-            continue
-        (cycles, tile), *others = ranked
-        rest = [f"{_tile(t)}  {c / cycles:.2f}x" for c, t in others]
-        table.add_row(kernel, _tile(tile), f"{cycles:,}", *rest)
+        for place, (cycles, tile) in enumerate(ranked):
+            cells = (f"{cycles:,}", f"{cycles / ranked[0][0]:.2f}" if place else "")
+            table.add_row("" if place else kernel, _tile(tile), *cells, end_section=place + 1 == len(ranked))
     out = terminal.console(sys.stdout)
-    out.print(f"{name} for {key.chip}, {key.dtype}, {key.shape()}: {len(tuning.trials)} candidates")
+    out.print(f"{name} for {key.chip}, {key.dtype}: {len(tuning.trials)} candidates")
+    out.print(key.shape())
     out.print(table)
     out.print(f"[dim]{CAVEATS[0]}[/]")
 

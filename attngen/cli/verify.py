@@ -1,8 +1,9 @@
-"""`attngen verify`: a spec or a generated file in, a table of its kernel's errors against the float64 reference out."""
+"""`attngen verify`: a spec or a generated file in, its kernel's errors against the float64 reference out."""
 
 from __future__ import annotations
 
 import sys
+import textwrap
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,6 @@ from attngen.cli.parser import Commands
 from attngen.errors import Source, UsageError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from attngen.emit import Options
     from attngen.ir.attention import Attention
     from attngen.kernel import Kernel
@@ -198,11 +197,13 @@ def _say_unlearned(planned: KernelPlan, geometry: str) -> None:
 
 def _report(title: str, results: Sequence[tuple[Comparison, ...]]) -> int:
     """Print the table and the verdict; the exit status."""
-    table, failed = _comparison_table(results)
-    empty = [row[0].case for row in results if all(c.zeros for c in row if c.result == "out")]
     out = terminal.console(sys.stdout)
-    out.print(f"{title}: errors against the float64 reference")
-    out.print(table)
+    out.print(f"{title}: errors against the float64 reference\n", soft_wrap=True)
+    for line in _comparison_lines(results):
+        out.print(line, soft_wrap=True)
+    out.print()
+    failed = sum(not c.passed for row in results for c in row)
+    empty = [row[0].case for row in results if all(c.zeros for c in row if c.result == "out")]
     if failed:
         print(terminal.paint(f"NOT verified: {failed} of the results are over their tolerance", "red", sys.stdout))
         return 1
@@ -223,25 +224,18 @@ def _device_name(device: str, target: Target) -> str:
     return f"the CPU, in {target.interpreter}" if target.interpreter else "the CPU"
 
 
-def _comparison_table(results: Sequence[tuple[Comparison, ...]]) -> tuple[Table, int]:
-    """One row a case, one column a result; and how many are over their tolerance."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("case")
-    table.add_column("dtype")
-    table.add_column("shape")
-    for comparison in results[0]:
-        table.add_column(comparison.result, justify="right")
-    table.add_column("tolerance", justify="right")
-    failed = 0
+def _comparison_lines(results: Sequence[tuple[Comparison, ...]]) -> Iterator[str]:
+    """Each case, and below it its results, which stand in columns. A spec may have any number of params, so no table
+    with a column for each would fit a terminal."""
+    name = max(len(c.result) for row in results for c in row)
     for row in results:
-        cells: list[str] = []
-        for comparison in row:
-            failed += not comparison.passed
-            shown = f"{comparison.error:.1e}"
-            cells.append(shown if comparison.passed else f"[bold red]{shown}![/]")
-        case = row[0].case
-        table.add_row(case.note, case.dtype, case.shape(), *cells, f"{row[0].tolerance:g}")
-    return table, failed
+        case, tolerance = row[0].case, f"tolerance {row[0].tolerance:g}"
+        yield from textwrap.wrap(f"{case.note}: {case.dtype}, {case.shape()}, {tolerance}", _WIDTH)
+        cells = [f"{c.result:>{name}} {c.error:7.1e}{' ' if c.passed else '!'}" for c in row]
+        shown = [cell if c.passed else f"[bold red]{cell}[/]" for cell, c in zip(cells, row, strict=True)]
+        each = max(1, _WIDTH // (len(cells[0]) + 2))
+        yield from ("  " + "  ".join(shown[i : i + each]).rstrip() for i in range(0, len(shown), each))
+
+
+_WIDTH = 80
+"""Columns of a terminal that nobody has made wider."""

@@ -16,7 +16,7 @@ from attngen.tpu.compile import Compiled, Scheduled
 from attngen.tpu.simulate import Run, simulate
 
 CAVEATS = (
-    "An estimate from the compiler's schedule, not a TPU's time: compare kernels by their ratio.",
+    "An estimate from the compiler's schedule, not a TPU's time: only ratios count.",
     "The clock is derived from published peaks; the latency of a copy, 0.55 us, is fitted on v5e.",
     "Not modelled: VMEM bank conflicts, throttling, branches on loaded data, the cost of a kernel's launch.",
     "The study behind the method found it 5 % off on average, 15 % at worst, against 12 published timings (v5e, 7x).",
