@@ -23,14 +23,20 @@ def add(table: Commands) -> None:
         "                    [--param NAME=VALUE] [--json] [-o FILE.png|FILE.svg]",
         help="count what a spec costs on a chip",
         description="Counts operations and bytes, for both loop orders, forward and backward, skipped tiles left out,\n"
-        "and gives the roofline's time. The chip needn't be there. Params get example values.",
+        "and gives the roofline's time. The chip needn't be there. Params get example values. For h100 and h200 the\n"
+        "kernels are those of compute capability 9.0 where a dense call runs them.",
         example="attngen cost examples/causal.attn --chip h200 --shape B=4 Hq=16 Sq=4096 D=128",
     )
     arguments.spec(p)
     p.add_argument("--chip", choices=vocabulary.CHIPS, required=True, help="the chip")
     arguments.shape(p)
     p.add_argument("--dtype", choices=vocabulary.DTYPES, default="bf16", help="dtype of q, k, v (default: bf16)")
-    p.add_argument("--tile", type=arguments.tile, metavar="Q,K", help="tile sizes of all kernels (default: the chip's)")
+    p.add_argument(
+        "--tile",
+        type=arguments.tile,
+        metavar="Q,K",
+        help="tile sizes of all kernels; an H100 or H200 runs portable ones then (default: the chip's)",
+    )
     arguments.define(p)
     arguments.param(p)
     p.add_argument("--json", action="store_true", help="print JSON, with the source of each of the chip's figures")

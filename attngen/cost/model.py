@@ -3,7 +3,8 @@
 Takes a plan, a chip, a dtype, sizes and params; returns a `Cost`. A kernel's time is that of its busiest unit:
 products, vector lanes, special functions, or a memory; it is a bound from below, not a prediction. What a loop walks
 over comes from the main memory once if the nearest memory that cores share (the cache; without one a core's own) keeps
-it for all heads that run at once, and for each visited tile if it does not.
+it for all heads that run at once, and for each visited tile if it does not. On compute capability 9.0 the kernels are
+those of `hopper` where the plan has some, unless the caller gives a tile.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from attngen.cost import passes
+from attngen.cost import hopper, passes
 from attngen.cost.chips import ITEMSIZE, Chip, Dtype, Figure, longest_dense
 from attngen.cost.grids import Visits, visits
-from attngen.cost.operations import Count, PairCost, backward, forward, pair_loads
-from attngen.cost.passes import Held, Loop, Moved, Order, Side, Stream
+from attngen.cost.operations import Count, PairCost, backward, forward, hopper_forward, pair_loads
+from attngen.cost.passes import Held, Loop, Moved, Order, Side
 from attngen.cost.systolic import Cycles, Unit, fused, unfused
 from attngen.errors import UsageError
 from attngen.ir.attention import Param
@@ -84,6 +85,7 @@ class Cost:
     lines: tuple[Line, ...]
     dense_score: int  # bytes of one head's
     cycles: tuple[tuple[str, Cycles], ...]  # of one head on one array, where the chip has systolic arrays
+    elsewhere: tuple[str, ...] = ()  # a call that wants the gradient of one of these params runs portable kernels
 
     def total(self, direction: str) -> float:
         """Seconds of attngen's kernels, one after the other."""
@@ -153,10 +155,14 @@ class _Model:
         self.itemsize = ITEMSIZE[dtype]
         self.own_tile = tile
         self.found: dict[tuple[str, tuple[int, int]], Visits] = {}
+        own = chip.arch == "sm_90" and self.itemsize == hopper.HALF and tile is None
+        self.own = hopper.own(plan, sizes["D"], sizes["Dv"]) if own else hopper.Own()
 
     # ------------------------------------------------------------ the parts
 
     def tile(self, loop: Loop) -> Tile:
+        if loop.tile is not None:
+            return Tile(*loop.tile, warps=4, stages=1)
         if self.own_tile is not None:
             return Tile(*self.own_tile, warps=4, stages=1)
         own = self.plan.attention.tile
@@ -183,24 +189,29 @@ class _Model:
         """On a GPU the plan knows what the compiled kernel takes of the shared memory."""
         tile = self.tile(loop)
         found = passes.held(loop, (tile.queries, tile.keys))
+        if loop.scratch is not None:
+            return replace(found, scratch=loop.scratch)
         if self.chip.arch is None:
             return found
         loads = loads_of(self.plan)
         shared = shared_bytes(_kernel(loop), tile, self.chip.arch, self.itemsize, self.head_block, loads)
         return replace(found, scratch=shared)
 
-    def visits(self, loop: Loop) -> Visits:
-        axis = "k" if loop.order is Order.QUERIES else "q"
+    def visits(self, loop: Loop, part: tuple[int, int] | None = None) -> Visits:
+        """Of whole tiles, or of the parts that warpgroups take."""
         tile = self.tile(loop)
-        key = axis, (tile.queries, tile.keys)
+        axis, wanted = "k" if loop.order is Order.QUERIES else "q", part or (tile.queries, tile.keys)
+        key = axis, wanted
         if key not in self.found:
-            self.found[key] = visits(self.plan, self.sizes, self.params, key[1], axis)
+            self.found[key] = visits(self.plan, self.sizes, self.params, wanted, axis)
         return self.found[key]
 
     def loops(self) -> list[Loop]:
         d, dv = self.sizes["D"], self.sizes["Dv"]
         found = list(passes.loops(d, dv, self.itemsize))
         dq = next(loop for loop in found if loop.kernel == "dQ")
+        taken = {loop.direction for loop in self.own.loops}
+        found = [*self.own.loops, *(loop for loop in found if not (loop.planned and loop.direction in taken))]
         given = tuple(s for s in dq.streams if not s.writes)
         for g in self.plan.gradients:  # gradients over pairs have kernels of their own
             if g.gather in _APART:
@@ -234,9 +245,15 @@ class _Model:
         return cells * 8 * 2 if twice else cells * 4
 
     def pair_cost(self, loop: Loop) -> PairCost:
-        if loop.direction == "forward":
-            return forward(self.plan)
         match loop.kernel:
+            case "Hopper forward":
+                return hopper_forward(self.plan)
+            case "forward":
+                return forward(self.plan)
+            case "Hopper backward" | "Hopper dK/dV":
+                return backward(self.plan, by_diagonal=True)
+            case "Hopper dQ":
+                return backward(self.plan, Gather.HEAD, Gather.ROW, by_diagonal=True)
             case "dQ":
                 return backward(self.plan, Gather.HEAD, Gather.ROW)
             case "dK/dV":
@@ -249,14 +266,17 @@ class _Model:
     # ------------------------------------------------------------ lines
 
     def line(self, loop: Loop) -> Line:
-        v = self.visits(loop)
+        v, part = self.visits(loop), self.visits(loop, loop.part)
         each = self.pair_cost(loop)
-        sums = self.sizes["Dv"] if loop.direction == "forward" else 0  # rescaled when the maximum moves
+        moves = loop.direction == "forward" and each.row != Count()
+        sums = self.sizes["Dv"] if moves else 0  # rescaled when the maximum moves
         count = Count(
-            v.pairs * each.every.vector
-            + v.masked_pairs * each.masked.vector
-            + v.walked_queries * (each.row.vector + sums),
-            v.pairs * each.every.special + v.masked_pairs * each.masked.special + v.walked_queries * each.row.special,
+            part.pairs * each.every.vector
+            + part.masked_pairs * each.masked.vector
+            + part.walked_queries * (each.row.vector + sums),
+            part.pairs * each.every.special
+            + part.masked_pairs * each.masked.special
+            + part.walked_queries * each.row.special,
         )
         if loop.direction == "forward":
             count += Count(v.queries * self.sizes["Dv"], 2 * v.queries)
@@ -268,14 +288,15 @@ class _Model:
         stays = walked <= keeper.size.value
         main = passes.least_traffic(loop, v) if stays else passes.loop_traffic(loop, v)
         main += Moved(least, written)
-        seconds, bound = self.roofline(2 * v.pairs * loop.products, count, main, near)
+        matrix = 2 * (part.pairs * (loop.products - loop.of_tile) + v.pairs * loop.of_tile)
+        seconds, bound = self.roofline(matrix, count, main, near)
         return Line(
             loop.direction,
             loop.kernel,
             loop.order,
             loop.planned,
             v.tile,
-            2 * v.pairs * loop.products,
+            matrix,
             count,
             main,
             near if self.chip.cache else None,
@@ -301,16 +322,23 @@ class _Model:
 
     def delta(self) -> Line:
         """delta = rowsum(dO * O), ahead of the other backward kernels."""
+        width = self.sizes["Dv"]
+        return self.of_rows("delta", 2 * width * self.itemsize, self.own.row_bytes, width)
+
+    def of_rows(self, kernel: str, read: int, written: int, vector: int) -> Line:
+        """A kernel of the backward pass that goes once through all rows of the queries: bytes and operations of one."""
         rows = self.sizes["B"] * self.sizes["Hq"] * self.sizes["Sq"]
-        width = self.sizes["Dv"] * self.itemsize
-        streams = Stream("O, dO", Side.QUERIES, 2 * width, True, False), Stream("delta", Side.QUERIES, 4, False, True)
-        main = Moved(rows * streams[0].row_bytes, rows * streams[1].row_bytes)
-        count = Count(rows * self.sizes["Dv"], 0)
+        main, count = Moved(rows * read, rows * written), Count(rows * vector, 0)
         seconds, bound = self.roofline(0, count, main, main)
         return Line(
-            "backward", "delta", Order.QUERIES, True, None, 0, count, main, main if self.chip.cache else None, None, 0,
+            "backward", kernel, Order.QUERIES, True, None, 0, count, main, main if self.chip.cache else None, None, 0,
             self.chip.main.name, seconds, bound,
         )  # fmt: skip
+
+    def collect(self) -> tuple[Line, ...]:
+        """dQ, out of the float32 sums that the programs of the backward kernel of compute capability 9.0 have added."""
+        d = self.sizes["D"]
+        return (self.of_rows("dQ's sums", d * passes.FLOAT, d * self.itemsize, d),) if self.own.parts else ()
 
     def dense(self, direction: str, v: Visits) -> Line:
         d, dv = self.sizes["D"], self.sizes["Dv"]
@@ -379,9 +407,11 @@ class _Model:
                 self.dense("forward", first),
                 self.delta(),
                 *kernels,
+                *self.collect(),
                 *others,
                 self.dense("backward", first),
             ),
             self.sizes["Sq"] * self.sizes["Sk"] * self.itemsize,
             self.systolic(first),
+            self.own.elsewhere,
         )

@@ -58,6 +58,19 @@ def of_pairs(*expressions: Expr) -> Count:
     return Count(vector, special)
 
 
+def hopper_forward(plan: KernelPlan) -> PairCost:
+    """Of the kernel of compute capability 9.0: a reference that lags behind the maximum is compared with a row's sum,
+    not with each score, and moves too rarely to count; what a distance decides is computed once for a diagonal, and of
+    a logit that rises from key to key a pair takes one multiply-add."""
+    found = forward(plan)
+    kernels = plan.hopper
+    if kernels is None or not kernels.slack:
+        return found
+    ramp = plan.ramp
+    score = of_pairs(plan.pair_unit) if ramp is None else of_pairs(ramp.unit) + Count(vector=1)
+    return PairCost(score + Count(vector=2, special=1), found.masked, Count())
+
+
 def forward(plan: KernelPlan) -> PairCost:
     w = plan.weights
     score = of_pairs(w.unit)
@@ -72,10 +85,11 @@ def forward(plan: KernelPlan) -> PairCost:
     return PairCost(score + weight + _dropout(plan), _mask(plan), moves)
 
 
-def backward(plan: KernelPlan, *gathers: Gather) -> PairCost:
-    """A kernel that makes the weights again, and from them dS; `gathers` are the params' sums that it keeps."""
+def backward(plan: KernelPlan, *gathers: Gather, by_diagonal: bool = False) -> PairCost:
+    """A kernel that makes the weights again, and from them dS; `gathers` are the params' sums that it keeps.
+    `by_diagonal`: what a distance decides is computed once for a diagonal of a tile."""
     w = plan.weights
-    again = of_pairs(w.unit, plan.d_pair) + Count(vector=1, special=1)
+    again = of_pairs(plan.pair_unit if by_diagonal else w.unit, plan.d_pair) + Count(vector=1, special=1)
     if w.form is not Form.EXPONENTIAL:
         again = of_pairs(w.unit, w.stream, plan.d_pair, *([w.slope] if w.slope is not None else []))
     total = again + Count(vector=3)  # dP - delta, times P, times the derivative of the score

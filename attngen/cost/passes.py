@@ -7,8 +7,9 @@ side is read and written each time:
     queries outside   Q, O once; K, V for every visited tile
     keys outside      K, V once; Q for every visited tile, and O, m, l read and written for every visited tile
 
-attngen's backward pass has a kernel for each order, so that no sum leaves the chip: dQ with queries outside, dK/dV with
-keys outside, at the price of two products more. The single-kernel forms stand beside it.
+The portable backward pass has a kernel for each order, so that no sum leaves the chip: dQ with queries outside, dK/dV
+with keys outside, at the price of two products more. The single-kernel forms stand beside it; of these, the one with
+keys outside is what compute capability 9.0 has up to head dim 128 (`hopper`).
 """
 
 from __future__ import annotations
@@ -45,14 +46,23 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One kernel. `products` is the sum of the inner dimensions of its products: operations are twice that a pair."""
+    """One kernel. `products` is the sum of the inner dimensions of its products: operations are twice that a pair.
+
+    A kernel of one chip has its own `tile` and knows its `scratch`, in bytes. Where warpgroups share a tile, each takes
+    a `part`, and passes over those that the mask leaves empty; what `of_tile` counts of the products is made of whole
+    tiles even so. `hull`: tiles between the first and the last of a row are walked, too.
+    """
 
     direction: str
     kernel: str
     order: Order
     streams: tuple[Stream, ...]
     products: int
-    planned: bool  # whether attngen generates it
+    planned: bool  # whether a call runs it
+    tile: tuple[int, int] | None = None
+    part: tuple[int, int] | None = None
+    of_tile: int = 0
+    scratch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

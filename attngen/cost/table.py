@@ -16,12 +16,14 @@ from attngen.cost.model import Cost, Line
 def render(cost: Cost) -> RenderableType:
     """The time of each kernel, its operations and bytes, what each memory holds; the cycles of systolic arrays."""
     s = cost.sizes
-    title = (
-        f"{cost.name} on {cost.chip.title}, {cost.dtype}: B = {s['B']}, Hq = {s['Hq']}, Hkv = {s['Hkv']}, "
-        f"Sq = {s['Sq']}, Sk = {s['Sk']}, D = {s['D']}, Dv = {s['Dv']}"
-    )
+    title = f"{cost.name} on {cost.chip.title}, {cost.dtype}"
+    shape = ", ".join(f"{name} = {s[name]}" for name in ("B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv"))
     said = f"{cost.skipped:.1%} of the pairs are skipped; {cost.masked:.1%} of those visited run with the mask"
-    parts: list[RenderableType] = [Text(title, style="bold"), Text(said), _times(cost), _counts(cost), _memories(cost)]
+    parts: list[RenderableType] = [Text(title, style="bold"), Text(shape, style="bold"), Text(said), _times(cost)]
+    if cost.elsewhere:
+        names = ", ".join(f"`{name}`" for name in cost.elsewhere)
+        parts.append(Text(f"a call that wants the gradient of {names} runs portable kernels backward"))
+    parts += [_counts(cost), _memories(cost)]
     if cost.cycles:
         parts.append(_cycles(cost))
     return Group(*parts)
@@ -31,7 +33,7 @@ def _times(cost: Cost) -> Table:
     """A row for each kernel in each loop order. The numbers in the first column recur in `_counts`."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", justify="right")
-    for heading in ("", "kernel", "order", "tile"):
+    for heading in ("", "kernel", "outside", "tile"):
         table.add_column(heading)
     table.add_column("time", justify="right")
     table.add_column("bound by")
@@ -40,7 +42,8 @@ def _times(cost: Cost) -> Table:
         if line.direction != before and before:
             _total(table, cost, before)
         tile = "" if line.tile is None else f"{line.tile[0]} x {line.tile[1]}"
-        row = (str(number), line.direction, line.kernel, line.order, tile, time(line.seconds), line.bound)
+        outside = line.order.removesuffix(" outside")
+        row = (str(number), line.direction, line.kernel, outside, tile, time(line.seconds), line.bound)
         table.add_row(*row, style=None if line.planned else "dim")
         before = line.direction
     _total(table, cost, before)
@@ -56,10 +59,10 @@ def _counts(cost: Cost) -> Table:
     """Operations and bytes of the same kernels."""
     cache, main = cost.chip.cache, cost.chip.main.name
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    headings = ["products", "vector", "special", f"from {main}", f"to {main}"]
-    headings += [f"from {cache.name}"] if cache else []
+    headings = ["products", "vector", "special", f"from\n{main}", f"to\n{main}"]
+    headings += [f"from\n{cache.name}"] if cache else []
     for heading in ("", *headings, "op / byte"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", vertical="bottom")
     for number, line in enumerate(cost.lines, 1):
         near = [] if line.near is None else [size(line.near.read)]
         table.add_row(
@@ -82,6 +85,8 @@ def _memories(cost: Cost) -> Table:
         table.add_column(heading)
     for memory, what, holds in holdings(cost):
         table.add_row(memory, what, holds)
+    for memory, longest in cost.dense_limits().items():
+        table.add_row(memory, "dense score", f"of one head, to n = {longest}")
     return table
 
 
@@ -94,12 +99,11 @@ def holdings(cost: Cost) -> list[tuple[str, str, str]]:
             kernel = f"{line.kernel}"
             spilt = line.held.registers > chip.registers.value
             registers = chip.scratch.name if spilt else "registers"
-            rows.append((registers, kernel, f"score tile and running sums, {size(line.held.registers)} a program"))
+            rows.append((registers, kernel, f"score tile and sums, {size(line.held.registers)} a program"))
             fits = "" if line.held.scratch <= chip.scratch.size.value else ", which is more than it has"
             rows.append((chip.scratch.name, kernel, f"tiles of operands, {size(line.held.scratch)} a program{fits}"))
             rows.append((line.stays, kernel, f"what the loop walks over, {size(line.walked)}"))
-    limits = ", ".join(f"{name} to n = {n}" for name, n in cost.dense_limits().items())
-    rows.append((cost.dense_home(), "dense score", f"of one head, {size(cost.dense_score)}; {limits}"))
+    rows.append((cost.dense_home(), "dense score", f"of one head, {size(cost.dense_score)}"))
     return rows
 
 
