@@ -251,9 +251,9 @@ class _Model:
             case "forward":
                 return forward(self.plan)
             case "Hopper backward" | "Hopper dK/dV":
-                return backward(self.plan, by_diagonal=True)
+                return backward(self.plan, hopper=True)
             case "Hopper dQ":
-                return backward(self.plan, Gather.HEAD, Gather.ROW, by_diagonal=True)
+                return backward(self.plan, Gather.HEAD, Gather.ROW, hopper=True)
             case "dQ":
                 return backward(self.plan, Gather.HEAD, Gather.ROW)
             case "dK/dV":

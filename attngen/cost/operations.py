@@ -8,7 +8,7 @@ A multiply-add is one operation. Exponentials, logarithms, roots, quotients and 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attngen.ir.nodes import Apply, Expr, Load, Op
 from attngen.ir.walk import nodes, reads
@@ -62,13 +62,12 @@ def hopper_forward(plan: KernelPlan) -> PairCost:
     """Of the kernel of compute capability 9.0: a reference that lags behind the maximum is compared with a row's sum,
     not with each score, and moves too rarely to count; what a distance decides is computed once for a diagonal, and of
     a logit that rises from key to key a pair takes one multiply-add."""
-    found = forward(plan)
     kernels = plan.hopper
     if kernels is None or not kernels.slack:
-        return found
+        return replace(forward(plan), masked=_mask_or_bit(plan))
     ramp = plan.ramp
     score = of_pairs(plan.pair_unit) if ramp is None else of_pairs(ramp.unit) + Count(vector=1)
-    return PairCost(score + Count(vector=2, special=1), found.masked, Count())
+    return PairCost(score + Count(vector=2, special=1), _mask_or_bit(plan), Count())
 
 
 def forward(plan: KernelPlan) -> PairCost:
@@ -85,18 +84,23 @@ def forward(plan: KernelPlan) -> PairCost:
     return PairCost(score + weight + _dropout(plan), _mask(plan), moves)
 
 
-def backward(plan: KernelPlan, *gathers: Gather, by_diagonal: bool = False) -> PairCost:
+def backward(plan: KernelPlan, *gathers: Gather, hopper: bool = False) -> PairCost:
     """A kernel that makes the weights again, and from them dS; `gathers` are the params' sums that it keeps.
-    `by_diagonal`: what a distance decides is computed once for a diagonal of a tile."""
+    `hopper`: it is one of compute capability 9.0."""
     w = plan.weights
-    again = of_pairs(plan.pair_unit if by_diagonal else w.unit, plan.d_pair) + Count(vector=1, special=1)
+    again = of_pairs(plan.pair_unit if hopper else w.unit, plan.d_pair) + Count(vector=1, special=1)
     if w.form is not Form.EXPONENTIAL:
         again = of_pairs(w.unit, w.stream, plan.d_pair, *([w.slope] if w.slope is not None else []))
     total = again + Count(vector=3)  # dP - delta, times P, times the derivative of the score
     for g in plan.gradients:
         if g.gather in gathers:
             total += of_pairs(*(e for e in (g.pair, g.weight) if e is not None)) + Count(vector=1)
-    return PairCost(total + _dropout(plan), _mask(plan), Count())
+    return PairCost(total + _dropout(plan), _mask_or_bit(plan) if hopper else _mask(plan), Count())
+
+
+def _mask_or_bit(plan: KernelPlan) -> Count:
+    """Of a bit that a map keeps: an `and`, a comparison, and the selection that any mask takes."""
+    return Count(vector=3) if plan.map is not None and plan.map.as_bits else _mask(plan)
 
 
 def _mask(plan: KernelPlan) -> Count:
