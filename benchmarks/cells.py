@@ -171,6 +171,13 @@ def make_inputs(cell: Cell, settings: Settings, *, device: str, seed: int, dtype
         return torch.randn(cell.shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
 
     q, k, v, grad_out = draw(), draw(), draw(), draw()
+    params = params_of(cell, settings, generator)
+    return Inputs(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), grad_out, params)
+
+
+def params_of(cell: Cell, settings: Settings, generator: torch.Generator) -> dict[str, Tensor | int | float]:
+    """By the names of the spec's params, on the generator's device."""
+    device = generator.device
     params: dict[str, Tensor | int | float] = {}
     match cell.variant:
         case "alibi":
@@ -191,7 +198,7 @@ def make_inputs(cell: Cell, settings: Settings, *, device: str, seed: int, dtype
             params["table"] = table.bfloat16().float()
         case _:
             pass
-    return Inputs(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), grad_out, params)
+    return params
 
 
 def score_mod(variant: str, settings: Settings, params: Mapping[str, Any]) -> ScoreMod | None:
