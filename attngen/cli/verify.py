@@ -233,8 +233,8 @@ def _comparison_lines(results: Sequence[tuple[Comparison, ...]]) -> Iterator[str
         yield from textwrap.wrap(f"{case.note}: {case.dtype}, {case.shape()}, {tolerance}", _WIDTH)
         cells = [f"{c.result:>{name}} {c.error:7.1e}{' ' if c.passed else '!'}" for c in row]
         shown = [cell if c.passed else f"[bold red]{cell}[/]" for cell, c in zip(cells, row, strict=True)]
-        each = max(1, _WIDTH // (len(cells[0]) + 2))
-        yield from ("  " + "  ".join(shown[i : i + each]).rstrip() for i in range(0, len(shown), each))
+        each = max(1, (_WIDTH - 1) // (len(cells[0]) + 1))
+        yield from ("  " + " ".join(shown[i : i + each]).rstrip() for i in range(0, len(shown), each))
 
 
 _WIDTH = 80
