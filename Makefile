@@ -20,7 +20,7 @@ SPEC   ?= examples/windowed_alibi.attn
 DEFINE ?= -D window=40
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test gate test-all lint types floors sample newest golden gallery format wheel clean
+.PHONY: help setup demo test gate test-all lint types floors sample newest golden gallery site format wheel clean
 
 help:
 	@echo 'make demo    set up, compile an example, show its mask, run it against the reference'
@@ -29,6 +29,7 @@ help:
 	@echo 'make test-all  every test that needs no GPU, however long'
 	@echo 'make golden  write the golden files anew'
 	@echo 'make gallery draw the examples, and write docs/gallery.md'
+	@echo 'make site    build the documentation into build/site, with its links checked'
 	@echo 'make format  let ruff format and sort'
 	@echo 'make wheel   build the wheel into dist/'
 	@echo 'make clean   remove .venv, caches and builds'
@@ -40,7 +41,7 @@ $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo 'attngen needs Python 3.11 or newer; set PYTHON=' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet '$(TORCH)'
-	$(BIN)/python -m pip install --quiet '$(TRITON)' --editable '.[triton,jax,tpu,show,dev]'
+	$(BIN)/python -m pip install --quiet '$(TRITON)' --editable '.[triton,jax,tpu,show,dev,site]'
 	@touch $@
 
 demo: $(READY)
@@ -58,10 +59,11 @@ gate: CASE = 4.5
 test: DRAWS = 30
 gate: DRAWS = 200
 test gate: lint types floors sample
-gate: newest
+gate: newest site
 
-test-all: lint types floors
-	$(BIN)/python -m pytest -n 2 --durations=20 --draws 2000 -m 'not gpu'
+# With the reasons of what is skipped: without a browser, how to get one.
+test-all: lint types floors site
+	$(BIN)/python -m pytest -n 2 -rs --durations=20 --draws 2000 -m 'not gpu'
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -85,6 +87,11 @@ golden: $(READY)
 
 gallery: $(READY)
 	$(BIN)/python benchmarks/gallery.py
+
+# A warning fails it. The variable stops a notice that the theme prints at each build, about the next version of mkdocs.
+site: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
+	@echo 'built build/site/index.html; its search needs a server: $(BIN)/python -m http.server --directory build/site'
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -428,20 +428,25 @@ def compile(
     Keyword arguments override the spec's consts, with numbers of Python or NumPy, or arrays of one number without axes;
     a const that is called as one of these here goes into `consts`.
     `tile` is (query rows, key columns), `precision` that of fp32 products: "ieee" or "tf32".
+
     The next four narrow a file of target triton, which then refuses calls that it is not for. `arch`: "auto" holds
     every chip's tile sizes and own kernels, and the function picks by the card; a chip's name, such as "sm_90", holds
     that chip's alone; "portable" holds every chip's tile sizes and the kernels that run on all of them. `head_dim`: of
     q and k and of v, one int or two. `dtype`: "fp16", "bf16" or "fp32". `forward`: without a backward pass.
+
     `geometry`: which functions it holds, for target triton: "dense" always, "lengths" for sequences that are a part of
     a batch row, "packed" for sequences that follow one another, "pieces" for stretches of a longer sequence; a `Kernel`
     compiles a missing one at its first call.
+
     `tiles` is a file that `attngen tune` wrote, `shape` sizes that say which of its shapes is meant, where there are
     several.
+
     Every obligation of the plan is proved first: what is false raises `Refuted`, with a counterexample, and what is not
     shown `Unproved`, unless `allow_unproved` names the obligation (never `Refuted`). `effort` multiplies the work that
     each obligation may take; what needs more is not shown. A mask that allows no pair, whatever the sizes and params,
     a param that nothing reads and a score that is -inf by position are a `SpecWarning`; with `strict` they are
     `Refuted`.
+
     Raises `SpecError` for a wrong spec, `UsageError` for wrong arguments. No device is touched before the first call.
     """
     if not isinstance(cast(Any, spec), str | os.PathLike):
