@@ -27,7 +27,7 @@ help:
 	@echo 'make test    set up, then ruff, pyright, import-linter, and a sample of the tests: six minutes'
 	@echo 'make gate    the same with a larger sample: what CI runs'
 	@echo 'make test-all  every test that needs no GPU, however long'
-	@echo 'make golden  write the golden files anew'
+	@echo 'make golden  write the golden files and the messages of docs/errors anew'
 	@echo 'make gallery draw the examples, and write docs/gallery.md'
 	@echo 'make site    build the documentation into build/site, with its links checked'
 	@echo 'make format  let ruff format and sort'
@@ -83,14 +83,15 @@ newest: $(READY)
 	$(BIN)/python -m pytest -n 2 tests/aot/test_versions.py
 
 golden: $(READY)
-	$(BIN)/python -m pytest tests/golden --update-golden -n 2
+	$(BIN)/python -m pytest tests/golden tests/errors/test_error_pages.py --update-golden -n 2
 
 gallery: $(READY)
 	$(BIN)/python benchmarks/gallery.py
 
-# A warning fails it. The variable stops a notice that the theme prints at each build, about the next version of mkdocs.
+# A warning fails it (not with --quiet, which drops warnings before they are counted). The variable stops a notice that
+# the theme prints at each build, about the next version of mkdocs.
 site: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/mkdocs.yml
 	@echo 'built build/site/index.html; its search needs a server: $(BIN)/python -m http.server --directory build/site'
 
 format: $(READY)

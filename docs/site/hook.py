@@ -9,12 +9,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("*.md", "docs/**/*.md", "benchmarks/*.md", "tests/hopper_model/README.md")
-BESIDE = ("docs/images/**/*", "benchmarks/*.svg")
+BESIDE = ("docs/**/*.svg", "docs/**/*.png", "benchmarks/*.svg", "benchmarks/*.json", "benchmarks/*.py")
 EXAMPLES = sorted(p for p in ROOT.glob("examples/*") if p.suffix in (".attn", ".py"))
 
 
@@ -44,10 +45,25 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Git hosts need `\\|` for a bar in a cell's code, and take the backslash out. Python-Markdown shows it."""
-    return re.sub(
+    """Git hosts need `\\|` for a bar in a cell's code, and take the backslash out: Python-Markdown shows it. They set
+    formulas, which are MathML here, so that no page asks for a script."""
+    markdown = re.sub(
         r"^\|.*", lambda row: re.sub("`[^`]+`", lambda code: code[0].replace(r"\|", "|"), row[0]), markdown, flags=re.M
     )
+    return re.sub(_CODE_OR_FORMULA, _set, markdown, flags=re.M | re.S)
+
+
+_CODE_OR_FORMULA = (
+    r"^```math\n(?P<fenced>.*?)^```$|^\$\$\n(?P<block>.*?)^\$\$$|^(?P<fence>````?)[^`].*?^(?P=fence)$|`[^`\n]+`"
+    r"|(?<![\w$])\$(?P<inline>[^$\n]+?)\$(?!\w)"
+)
+
+
+def _set(found: re.Match[str]) -> str:
+    block = found["fenced"] or found["block"]
+    if block:
+        return f'<div class="formula">{convert(block, display="block")}</div>'
+    return convert(found["inline"]) if found["inline"] else found[0]
 
 
 def _quote(files: Files, config: MkDocsConfig, uri: str, text: str, at: str) -> None:
