@@ -58,12 +58,18 @@ _CODE_OR_FORMULA = (
     r"|(?<![\w$])\$(?P<inline>[^$\n]+?)\$(?!\w)"
 )
 
+_KNOWN = {r"\cr": r"\\", r"\thinspace": r"\,", "{aligned}": "{align*}"}
+"""What the converter knows by another name."""
+
 
 def _set(found: re.Match[str]) -> str:
-    block = found["fenced"] or found["block"]
+    block, inline = found["fenced"] or found["block"], found["inline"]
+    formula = block or inline or ""
+    for said, known in _KNOWN.items():
+        formula = formula.replace(said, known)
     if block:
-        return f'<div class="formula">{convert(block, display="block")}</div>'
-    return convert(found["inline"]) if found["inline"] else found[0]
+        return f'<div class="formula">{convert(formula, display="block")}</div>'
+    return f"<span>{convert(formula)}</span>" if inline else found[0]
 
 
 def _quote(files: Files, config: MkDocsConfig, uri: str, text: str, at: str) -> None:
