@@ -407,6 +407,12 @@ def test_readmes_table_and_chart_are_of_its_results(tmp_path: Path) -> None:
     front = (BENCHMARKS.parent / "README.md").read_text(encoding="utf-8").splitlines()
     table = report.readme(result).splitlines()[: 2 + len(result["cells"])]
     assert len(table) == 9 and [line for line in table if line not in front] == []
+    shapes = "There are 16,384 tokens in all and 2,048 / D heads, of queries and of keys"
+    shapes += "; D is 128 where a row names none"
+    speed = (BENCHMARKS.parent / "docs" / "speed.md").read_text(encoding="utf-8").splitlines()
+    assert f"{shapes}." in front and f"{shapes}." in speed
+    assert {(c["B"] * c["N"], c["H"] * c["D"]) for c in result["cells"]} == {(16384, 2048)}
+    assert {c["D"] for c in result["cells"] if "D = " not in report.README[c["key"]]} == {128}
     speeds = [f"{report.tflops(c, 'attngen', d):.0f}" for c in result["cells"] for d in report.DIRECTIONS]
     for page in ("light", "dark"):
         plot.headline(result, tmp_path / "drawn.svg", page)
