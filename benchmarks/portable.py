@@ -1,7 +1,7 @@
 """The portable targets on this machine's CPU, beside dense attention in the same framework; writes portable.json.
 
     python benchmarks/portable.py                       # torch, and jax where it is installed
-    python benchmarks/portable.py --length 1024 --dry   # a quick look, nothing written
+    python benchmarks/portable.py --lengths 1024 --dry  # a quick look, nothing written
 
 Each time is the least of several runs: other work on the machine only ever adds to it (`load` says how much there was).
 All sides run one after the other in the same process, with the same number of threads. `dense` is the formula written
@@ -103,17 +103,17 @@ CELLS = {"torch": torch_cell, "jax": jax_cell}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 1024, 2048, 4096])
     parser.add_argument("--heads", type=int, default=2)
     parser.add_argument("--dim", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="runs at the longest length; shorter ones take more")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1); XLA takes all")
     parser.add_argument("--targets", nargs="+", choices=tuple(CELLS), default=list(CELLS))
     parser.add_argument("--dry", action="store_true", help="print, write nothing")
     args = parser.parse_args()
     result: dict[str, Any] = {
-        "what": f"causal, batch 1, {args.heads} heads, {args.length} queries and keys, head dim {args.dim}, float32; "
-        "milliseconds, the least of several runs; `both` is forward and backward",
+        "what": f"causal, batch 1, {args.heads} heads, head dim {args.dim}, float32; milliseconds, the least of "
+        "several runs; `both` is forward and backward; a cell's name has the number of queries and keys",
         "command": "python benchmarks/portable.py",
         "machine": f"{_processor()}, {os.cpu_count()} logical CPUs, {platform.system()}",
         "threads": args.threads,
@@ -126,11 +126,14 @@ def main() -> None:
             print(f"{target} is not installed")
             continue
         result["versions"][target] = version(target)
-        cell = CELLS[target](args.heads, args.length, args.dim, args.repeats, args.threads)
-        cell["forward_speedup"] = cell["dense_forward_ms"] / cell["attngen_forward_ms"]
-        cell["both_speedup"] = cell["dense_both_ms"] / cell["attngen_both_ms"]
-        result["cells"][target] = {name: round(value, 2) for name, value in cell.items()}
-        print(target, json.dumps(result["cells"][target]))
+        for length in args.lengths:
+            repeats = args.repeats * max(args.lengths) // length
+            cell = CELLS[target](args.heads, length, args.dim, repeats, args.threads)
+            cell["forward_speedup"] = cell["dense_forward_ms"] / cell["attngen_forward_ms"]
+            cell["both_speedup"] = cell["dense_both_ms"] / cell["attngen_both_ms"]
+            name = f"{target}:{length}"
+            result["cells"][name] = {key: round(value, 2) for key, value in cell.items()}
+            print(name, json.dumps(result["cells"][name]))
     if not args.dry:
         (HERE / "portable.json").write_text(json_rows(result), encoding="utf-8")
 
