@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from attngen import resources
 from attngen.errors import Source, UsageError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def read_bytes(name: str, kind: str) -> bytes:
             with open(name, "rb") as file:
                 data = file.read(_LONGEST + 1)
     except OSError as error:
-        raise UsageError(f"can't read {name}: {reason(error)}") from error
+        raise UsageError(f"can't read {name}: {reason(error)}{_example(name, error)}") from error
     except ValueError as error:  # a NUL inside the path
         raise UsageError(f"can't read {name!r}: {error}") from error
     if len(data) > _LONGEST:
@@ -172,6 +173,13 @@ def json_rows(value: Any, depth: int = 0) -> str:
 def same_file(a: str, b: str) -> bool:
     """Whether two paths lead to one existing file, through links too."""
     return os.path.exists(a) and os.path.exists(b) and os.path.samefile(a, b)
+
+
+def _example(name: str, error: OSError) -> str:
+    """Where to get a missing spec that has the name of an example: examples lie in a clone, and in the package."""
+    stem, ending = os.path.splitext(os.path.basename(name))
+    known = isinstance(error, FileNotFoundError) and ending == ".attn" and stem in resources.names("examples", ".attn")
+    return f"; `attngen examples {stem} -o {stem}.attn` writes it" if known else ""
 
 
 def reason(error: OSError) -> str:

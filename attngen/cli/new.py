@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keyword
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -55,10 +57,16 @@ def started(name: str) -> str:
 
     text = _START.format(name=name)
     try:
-        found = analyse(Source(text, name))
-    except SpecError as error:
-        said = error.diagnostics[0].message
-        raise UsageError(f"{name!r} is no name of an attention, which is as my_bias: {said}") from error
-    if found.name != name:
-        raise UsageError(f"{name!r} is no name of an attention, which is as my_bias")
+        found = analyse(Source(text, name)).name
+    except SpecError:
+        found = None
+    if found != name:
+        raise UsageError(f"{name!r} is not a name of an attention: try {_mended(name)}")
     return text
+
+
+def _mended(name: str) -> str:
+    """A name like it: of letters, digits and underscores, no digit first, no word of Python."""
+    words = "_".join(re.findall("[A-Za-z0-9]+", name))
+    free = words and words[0].isalpha() and not keyword.iskeyword(words)
+    return words if free else f"my_{words or 'bias'}"

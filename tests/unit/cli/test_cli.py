@@ -359,13 +359,41 @@ def test_a_new_spec_is_proved_and_kept(
     assert Path("other.attn").read_text() in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["two words", "x\nmask = causal", "../up", "", "1st", "x # y"])
-def test_what_is_no_name_writes_nothing(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("bad-name", "bad_name"),
+        ("two words", "two_words"),
+        ("x\nmask = causal", "x_mask_causal"),
+        ("../up", "up"),
+        ("", "my_bias"),
+        ("1st", "my_1st"),
+        ("x # y", "x_y"),
+        ("_x", "x"),
+        ("lambda", "my_lambda"),
+    ],
+)
+def test_what_is_not_a_name_writes_nothing_and_the_name_that_it_says_does(
+    name: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run("new", name) == 2 and not list(tmp_path.iterdir())
-    assert f"{name!r} is no name of an attention, which is as my_bias" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"attngen: error: {name!r} is not a name of an attention: try {other}\n"
+    assert run("new", other) == 0 and Path(f"{other}.attn").is_file()
+
+
+def test_a_missing_example_is_in_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("fmt", "--check", "examples/causal.attn") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("attngen: error: can't read examples/causal.attn: no such file or directory; `attngen ")
+    (command,) = re.findall(r"`attngen ([^`]+)`", said)
+    assert command == "examples causal -o causal.attn" and run(*command.split()) == 0
+    assert run("fmt", "--check", "causal.attn") == 0
+    for name in ("mine.attn", "causal.npy", "causal"):
+        assert run("fmt", name) == 2 and capsys.readouterr().err.endswith(f"{name}: no such file or directory\n")
 
 
 def test_what_a_report_needs(
