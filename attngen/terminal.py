@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from attngen.errors import SpecError, SpecWarning
 from attngen.vocabulary import OPTIONS
@@ -86,12 +86,26 @@ def report_spec(error: SpecError) -> None:
         print(paint(f"{count} mistakes", "bold", sys.stderr), file=sys.stderr)
 
 
+class _Trimmed:
+    """A stream to which no line is written with blanks at its end: rich fills each line of a table up to its width."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(re.sub(r" +(?=\n)", "", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def console(stream: TextIO) -> Console:
     """A rich console on `stream`: coloured on a terminal only, and wide enough for any table when piped."""
     from rich.console import Console
 
     width = None if stream.isatty() else 240
-    return Console(file=stream, width=width, no_color=not is_coloured(stream), highlight=False, soft_wrap=False)
+    trimmed = cast("TextIO", _Trimmed(stream))
+    return Console(file=trimmed, width=width, no_color=not is_coloured(stream), highlight=False, soft_wrap=False)
 
 
 @contextmanager

@@ -3,10 +3,12 @@ wide as it wants to be, so a terminal of 80 columns cuts nothing. `tests/unit/co
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from attngen import resources
 from attngen.cli import main as cli, tune, verify
 from attngen.errors import Source
 from attngen.tune import tpu as tpu_tuning
@@ -48,6 +50,38 @@ def test_check_says_eight_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert len([line for line in narrow(table) if " proved " in line]) == 8
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "examples",
+        "env",
+        "check examples/softcap.attn",
+        "show examples/causal.attn --size Sq=40 Sk=60",
+        "cost examples/causal.attn --chip h200",
+        "plan-parallel examples/causal.attn --ranks 2 --shape Sq=256",
+    ],
+)
+def test_no_line_ends_in_blanks(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert cli.main(command.split()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 5 and [line for line in lines if line != line.rstrip()] == []
+
+
+def test_the_list_of_examples_fits_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["examples"]) == 0
+    lines = narrow(capsys.readouterr().out)
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert [line.split()[0] for line in lines if line[0] != " "] == [*resources.names("examples", ".attn")]
+
+
 @pytest.mark.parametrize("tuning", TUNED, ids=lambda t: f"{t.key.spec[:4]} {t.key.shape()}")
 def test_tune_has_a_line_for_each_of_the_fastest(tuning, capsys: pytest.CaptureFixture[str]) -> None:
     tune._print_gpu_tuning("windowed_alibi", tuning)  # pyright: ignore[reportPrivateUsage]
@@ -55,7 +89,7 @@ def test_tune_has_a_line_for_each_of_the_fastest(tuning, capsys: pytest.CaptureF
     for kernel in {t.kernel for t in tuning.trials}:
         for trial in tuning.ranked(kernel)[:3]:
             setting = tune._setting(trial)  # pyright: ignore[reportPrivateUsage]
-            assert any(f" {setting} " in line and f" {trial.ms:.3f} " in line for line in lines)
+            assert any(f" {setting} " in line and f" {trial.ms:.3f} " in f"{line} " for line in lines)
 
 
 def test_tune_for_a_tpu_has_all_cycles(capsys: pytest.CaptureFixture[str]) -> None:
