@@ -402,5 +402,5 @@ def definitions(e: Expr) -> dict[str, Expr]:
 
 def named_pair(name: str, e: Expr) -> Math:
     """The name of a definition, with the indices that it depends on."""
-    index = ("i" if reads(e, "q") else "") + ("j" if reads(e, "k") else "")
+    index = ("i" if reads(e, "q", "qk") else "") + ("j" if reads(e, "k", "qk") else "")
     return n.roman(name, index)

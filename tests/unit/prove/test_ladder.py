@@ -166,8 +166,8 @@ def test_every_obligation_shows_some_step(derivation: Ladder) -> None:
 def test_score_and_ranges_are_the_files_own() -> None:
     text = text_of("windowed_alibi")
     assert (
-        "s_ij = softcap − slope[h] · distance_ij\n" in text
-        and "softcap     = cap · tanh(scale · q_i·k_j / cap)" in text
+        "s_ij = softcap_ij − slope[h] · distance_ij\n" in text
+        and "softcap_ij  = cap · tanh(scale · q_i·k_j / cap)" in text
     )
     assert "distance_ij = i + S_k − S_q − j" in text
     assert "J_i  = { j : 0 ≤ j < S_k and 0 ≤ distance_ij < 1024 }" in text
