@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -142,6 +143,27 @@ def test_kinks_are_named_with_their_side() -> None:
     assert "abs is flat where qk - a = 0" in notes["d score / d qk"]
     assert "the branch of `qk < c` is taken as it is at qk = c" in notes["d score / d qk"]
     assert "min takes max(a * qk, -c) where it equals c" in notes["d natural / d a"]
+
+
+@pytest.mark.parametrize(
+    ("score", "noted"),
+    [
+        ("softplus(qk) + a", []),
+        ("a * logsigmoid(qk - a)", []),
+        ("qk * softplus(a) - softplus(qk)", []),
+        ("qk * a * (abs(a) - log(1 + abs(a)))", []),
+        ("qk * softplus(a) + abs(a)", ["a"]),
+        ("softplus(abs(a) * qk)", ["a"]),
+        ("a * sqrt(abs(qk) ** 2)", ["qk"]),
+        ("a * abs(qk) ** 2 * (1 / abs(qk))", ["qk"]),
+        ("qk * (abs(a) - sin(abs(2 * a)))", ["2.0 * a", "a"]),
+        ("qk * exp(-abs(a))", ["a"]),
+    ],
+)
+def test_a_kink_that_leaves_the_derivative_exact_has_no_note(score: str, noted: list[str]) -> None:
+    text = f"attention subject\nparam a: f32\nscore = {score}\n"
+    notes = "; ".join(c.note for c in gradients(*planned(text), Work()))
+    assert sorted({*re.findall(r"abs is flat where (.*?) = 0", notes)}) == noted
 
 
 def test_params_without_a_gradient_are_named() -> None:
