@@ -207,7 +207,7 @@ def caption(drawn: str) -> str:
 
 # ---- the page --------------------------------------------------------------------------------------------------------
 
-_HEAD = """# The examples
+_HEAD = """# Gallery
 
 Made by `make gallery` (`benchmarks/gallery.py`): each file in [examples/](../examples) with its formula, its mask, a
 call, and its speed where it was measured.
