@@ -21,7 +21,16 @@ from attngen.errors import Refuted, Source, SpecError, SpecWarning, Unproved, Us
 from attngen.ir.attention import Attention
 from attngen.kernel import Kernel
 from attngen.runtime import forked
-from attngen.vocabulary import DTYPES, GEOMETRIES, PRECISIONS, SOURCE_ARCHITECTURES, STAGES, Const, Precision
+from attngen.vocabulary import (
+    FILE_DTYPES,
+    GEOMETRIES,
+    NARROW,
+    PRECISIONS,
+    SOURCE_ARCHITECTURES,
+    STAGES,
+    Const,
+    Precision,
+)
 
 if TYPE_CHECKING:
     from attngen.aot.compile import Artifact
@@ -62,9 +71,11 @@ def options(
     pair = isinstance(cast(Any, dims), tuple | list) and len(cast(Any, dims)) == 2
     if dims is not None and not (pair and all(type(d) is int and 0 < d <= 256 for d in dims)):
         raise UsageError(f"head_dim {head_dim!r} must be an int from 1 to 256, or two: (of q and k, of v)")
-    if dtype is not None and dtype not in DTYPES:
-        raise UsageError(f"no dtype {dtype!r}; there are {', '.join(DTYPES)}")
+    if dtype is not None and dtype not in FILE_DTYPES:
+        raise UsageError(f"no dtype {dtype!r}; there are {', '.join(FILE_DTYPES)}")
     _flag("forward", forward)
+    if dtype == NARROW and not {*geometry} <= {"dense"}:
+        raise UsageError("kernels of 8-bit floats take dense tensors alone: leave out `geometry=`, or `dtype=fp8`")
     narrowing = {"arch": arch != "auto", "head_dim": dims, "dtype": dtype, "forward": forward}
     if not own.for_chips and any(narrowing.values()):
         named = " and ".join(f"`{name}=`" for name, given in narrowing.items() if given)
@@ -89,7 +100,7 @@ def options(
         arch=arch,
         head_dim=dims,
         dtype=dtype,
-        forward=forward,
+        forward=forward or dtype == NARROW,
         geometry=tuple(kind for kind in GEOMETRIES if kind in ("dense", *geometry)),
         tuned=tpu,
         tuned_gpu=gpu,
@@ -116,9 +127,13 @@ def _is_tile_size(size: Any) -> bool:
 
 
 def analyse(
-    source: Source, consts: Mapping[str, Const] | None = None, tile: tuple[int, int] | None = None
+    source: Source,
+    consts: Mapping[str, Const] | None = None,
+    tile: tuple[int, int] | None = None,
+    dtype: str | None = None,
 ) -> Attention:
-    """The closed, typed attention that a spec defines, `consts` and `tile` in the place of its own. Raises `SpecError`.
+    """The closed, typed attention that a spec defines, `consts` and `tile` in the place of its own; with `dtype` fp8
+    that of 8-bit floats, whose factors are params. Raises `SpecError`.
 
     No later stage asks whose tile it is: what is planned and proved is what is emitted.
     """
@@ -126,7 +141,15 @@ def analyse(
     from attngen.syntax.parser import parse
 
     found = analyse_module(parse(source), source, dict(consts or {}))
-    return found if tile is None else replace(found, tile=tile)
+    found = found if tile is None else replace(found, tile=tile)
+    if dtype != NARROW:
+        return found
+    from attngen.ir.narrow import narrowed
+
+    try:
+        return narrowed(found)
+    except SpecError as error:
+        raise type(error)(replace(d, source=source) for d in error.diagnostics) from None
 
 
 def checked_plan(
@@ -134,9 +157,10 @@ def checked_plan(
     consts: Mapping[str, Const] | None = None,
     target: str = "triton",
     tile: tuple[int, int] | None = None,
+    dtype: str | None = None,
 ) -> tuple[Attention, KernelPlan]:
     """A spec and its plan. Raises `SpecError` with the line quoted, `Refuted` where what cannot be planned is wrong."""
-    spec = analyse(source, consts, tile)
+    spec = analyse(source, consts, tile, dtype)
     try:
         return spec, plan(spec, target)
     except SpecError as error:  # the planner sees no text: the line is quoted here
@@ -191,7 +215,7 @@ def build(
     from attngen.prove.verdict import ALL_PROVED
 
     allowed = _obligations(allow_unproved)
-    spec, planned = checked_plan(source, consts, options.target, options.tile)
+    spec, planned = checked_plan(source, consts, options.target, options.tile, options.dtype)
 
     def written_out(emitted: KernelPlan, proved: tuple[str, ...]) -> str:
         return written(spec, emitted, source.text, options, proved)
@@ -271,7 +295,7 @@ def package(
         able = targets.listed([target for target in targets.TARGETS.values() if target.runtime is not None])
         raise UsageError(f"-o with a directory is for target {able}, whose files share a runtime: name a file")
     kernel = build(source, options, consts, allow_unproved, strict=strict, effort=effort)
-    spec, _ = checked_plan(source, consts, options.target, options.tile)
+    spec, _ = checked_plan(source, consts, options.target, options.tile, options.dtype)
     proved = kernel.proof.summary() if kernel.proof is not None else ()
     own = printed(own_part(spec, kernel.plan, source.text, options, proved))
     return {f"{kernel.name}.py": own, **{f"_attngen/{name}": text for name, text in runtime().items()}}
@@ -298,11 +322,11 @@ def stage(
         case "ir":
             from attngen.ir import printing
 
-            return printing.attention(analyse(source, consts, options.tile))
+            return printing.attention(analyse(source, consts, options.tile, options.dtype))
         case "plan":
             from attngen.plan.printing import plan_text
 
-            return plan_text(checked_plan(source, consts, options.target, options.tile)[1])
+            return plan_text(checked_plan(source, consts, options.target, options.tile, options.dtype)[1])
         case "proof":
             from attngen.prove.budget.work import Budget
             from attngen.prove.report import proof_text

@@ -139,6 +139,8 @@ class _Pass:
         self.keep = self._keep(env, dropout_seed)
         self.dropped = self.share * self.keep
         self.out = self._merge(self._grouped(self.dropped) @ self.values)
+        if attention.value_scale is not None:
+            self.out = self.out * evaluate_expression(attention.value_scale, env, self.params)
 
     def _normalize(self) -> None:
         """Sets `unit_*` = exp(exponent - R), `weights`, `total` (Z), `share` (P), `divides`, `alive` rows, `lse`."""

@@ -25,6 +25,10 @@ GEOMETRIES = ("dense", "lengths", "packed", "pieces")
 """Where the rows of a sequence are: a batch row, a part of one, or one after the other (`plan.sides`). In pieces
 they are a stretch of a longer sequence (`ir.pieces`)."""
 DTYPES = ("fp16", "bf16", "fp32")
+NARROW = "fp8"
+"""8-bit floats, e4m3: a file of the forward pass, which takes them with their factors (`ir.narrow`)."""
+FILE_DTYPES = (*DTYPES, NARROW)
+"""For which a Triton file may be made."""
 TPU_STAGES = ("mosaic", "hlo", "schedule")
 TPUS = ("v4", "v5e", "v5p", "v6e", "7x")
 """The one vocabulary of TPUs: what `--chip` takes, what a generated file's tables and `CHIP` say."""

@@ -13,7 +13,7 @@ def unused_params(attention: Attention, source: Source) -> list[Diagnostic]:
     forms = (normalizer.weight, normalizer.extra, normalizer.stream_weight, normalizer.rescale)
     read = {
         name
-        for e in (attention.score, attention.mask, attention.dropout, *forms, *attention.assumes)
+        for e in (attention.score, attention.mask, attention.dropout, attention.value_scale, *forms, *attention.assumes)
         if e is not None
         for name in walk.params(e)
     }

@@ -21,6 +21,7 @@ from attngen.errors import InternalError, UsageError
 from attngen.extras import lacking
 from attngen.ir.attention import Attention
 from attngen.ir.nodes import Storage
+from attngen.vocabulary import FILE_DTYPES
 
 TARGETS = {
     "sm_80": ("cuda", 80, 32),
@@ -31,7 +32,7 @@ TARGETS = {
 }
 """Triton's names: backend, architecture, threads of a warp."""
 
-DTYPES = ("fp16", "bf16", "fp32")
+DTYPES = FILE_DTYPES
 KINDS = {"ttir": ("cuda", "hip"), "ttgir": ("cuda", "hip"), "ptx": ("cuda",), "cubin": ("cuda",), "hsaco": ("hip",)}
 """What there is, and for which backends."""
 

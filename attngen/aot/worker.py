@@ -12,7 +12,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,12 @@ def recorded_launches(call: Callable[[], object]) -> list[tuple[str, Any]]:
 
 # ---------------------------------------------------------------- the call
 
-TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+TORCH_DTYPES = {
+    "fp8": torch.float8_e4m3fn,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+}
 STORAGES = {
     Storage.F32: torch.float32,
     Storage.F16: torch.float16,
@@ -116,10 +121,10 @@ def sequences(module: Any, request: Request, call: Call, *, packed: bool) -> Non
 
     q, k, v = zeros("Hq", "Sq", "D"), zeros("Hkv", "Sk", "D"), zeros("Hkv", "Sk", "Dv")
     params = [_argument(storage, value, learned=False) for storage, value in call.params]
-    seed = [torch.zeros((), dtype=torch.int64)] if request.seeded else []
     ends = torch.zeros(size["B"] + 1, dtype=torch.int32)
     bounds = {f"{side}_{end}": x for side in "qk" for end, x in (("start", ends[:-1]), ("stop", ends[1:]))}
-    out, *_ = called(module._sequences.operator, q, k, v, *params, size["D"] ** -0.5, *seed, **bounds, packed=packed)
+    more = _more(request, size)
+    out, *_ = called(module._sequences.operator, q, k, v, *params, **more, **bounds, packed=packed)
     if out.requires_grad:
         gradients(out, [q, k, v])
 
@@ -139,10 +144,15 @@ def forward(module: Any, request: Request, call: Call, *, learned: bool = True) 
 
     q, k, v = zeros("Hq", "Sq", "D"), zeros("Hkv", "Sk", "D"), zeros("Hkv", "Sk", "Dv")
     params = [_argument(storage, value, learned=learned) for storage, value in call.params]
-    seed = [torch.zeros((), dtype=torch.int64)] if request.seeded else []
-    out, lse, *_ = called(module._attention.operator, q, k, v, *params, size["D"] ** -0.5, *seed)
+    out, lse, *_ = called(module._attention.operator, q, k, v, *params, **_more(request, size))
     leaves = [x for x in (q, k, v, *params) if isinstance(x, torch.Tensor) and x.requires_grad]
     return out, lse, leaves
+
+
+def _more(request: Request, size: Mapping[str, int]) -> dict[str, Any]:
+    """The operator's inputs after the params."""
+    seed = {"seed": torch.zeros((), dtype=torch.int64)} if request.seeded else {}
+    return {"scale": size["D"] ** -0.5, **seed}
 
 
 def called(operator: Any, *given: Any, **named: Any) -> Any:

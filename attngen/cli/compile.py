@@ -65,8 +65,9 @@ def add(table: Commands) -> None:
     )
     p.add_argument(
         "--dtype",
-        choices=vocabulary.DTYPES,
-        help="source: the only dtype of q, k, v that the file is for. Binary stages: their dtype (default: bf16)",
+        choices=vocabulary.FILE_DTYPES,
+        help="source: the only dtype of q, k, v that the file is for; fp8: 8-bit floats with factors, forward alone. "
+        "Binary stages: their dtype (default: bf16)",
     )
     p.add_argument(
         "--head-dim",
@@ -207,7 +208,8 @@ def _compile_binaries(args: Namespace) -> int:
         raise UsageError(f"--emit {args.emit} needs a chip: --arch {', '.join(vocabulary.ARCHITECTURES)}")
     dtype = args.dtype or "bf16"
     aot.require(args.emit, arch=arch, dtype=dtype)
-    options = api.options(args.target, args.precision, args.tile, forward=args.forward)
+    narrow = dtype if dtype == vocabulary.NARROW else None
+    options = api.options(args.target, args.precision, args.tile, dtype=narrow, forward=args.forward)
     kernel = api.build(
         files.read_source(args.spec),
         options,

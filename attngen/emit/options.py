@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Skeleton
 
+ITEMSIZES = {"fp8": 1, "fp16": 2, "bf16": 2, "fp32": 4}
+
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
@@ -81,5 +83,5 @@ class Options:
         """Whether the file is for this chip and elements of so many bytes. Triton's interpreter, "cpu", always counts:
         there bfloat16 becomes float32.
         """
-        sized = self.dtype is None or itemsize == (4 if self.dtype == "fp32" else 2)
+        sized = self.dtype is None or itemsize == ITEMSIZES[self.dtype]
         return chip == "cpu" or (sized and self.chip in (None, chip))

@@ -103,6 +103,7 @@ class Attention:
     tile: tuple[int, int] | None  # (query rows, key columns), or None for auto
     assumes: tuple[Expr, ...]  # facts about sizes and params
     origin: Origin = Origin()  # of what dropout counts, if there is some
+    value_scale: Expr | None = None  # what results are multiplied by, where q, k and v are 8-bit floats (`ir.narrow`)
 
     def param(self, name: str) -> Param:
         return next(p for p in self.params if p.name == name)

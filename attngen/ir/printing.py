@@ -124,5 +124,7 @@ def attention(a: Attention) -> str:
     if a.dropout is not None:
         counter = f", counted as ({', '.join(map(expression, a.counter.values()))})" if a.origin != Origin() else ""
         lines.append(f"dropout = {expression(a.dropout)}{counter}")
+    if a.value_scale is not None:
+        lines.append(f"result = {expression(a.value_scale)} * out")
     lines.append("tile auto" if a.tile is None else f"tile q = {a.tile[0]}, k = {a.tile[1]}")
     return "\n".join(lines) + "\n"

@@ -29,6 +29,7 @@ from attngen.plan.mask.loops import Loops, loops
 from attngen.plan.mask.ranges import TileRanges, tile_ranges
 from attngen.plan.mask.tpu_walks import TpuWalks, tpu_walks
 from attngen.plan.needs import Need
+from attngen.plan.numerics import WIDE, Numerics, numerics
 from attngen.plan.packed_alias import PackedAlias
 from attngen.plan.score.approximate import approximate
 from attngen.plan.score.derivative import derivative
@@ -93,6 +94,7 @@ class KernelPlan:
     growing_keys: bool  # and the same for the tiles of keys, from the other end
     diagonals: tuple[Expr, ...]  # parts of the score that are one for all pairs along a diagonal of a tile
     choices: Choices  # guards, widths and divisions of single operations
+    numerics: Numerics = WIDE  # the number formats of products
     hopper: HopperPlan | None = None  # the kernels of compute capability 9.0, where the target has some
     needs: tuple[Need, ...] = ()  # what every call checks of its sizes: with it all reads are inside
     geometries: tuple[Geometry, ...] = ()  # how sequences find their rows, where they are no whole rows of a batch
@@ -165,6 +167,7 @@ def make_plan(attention: Attention, limits: Limits) -> KernelPlan:
         growing_keys=any(reads(s.lo, "k0") for s in queries.any) and not any(reads(s.hi, "k1") for s in queries.any),
         diagonals=diagonals(form.unit),
         choices=choices((), attention, known, limits.ints),
+        numerics=numerics(attention, form, known),
         map=map_of(attention.mask, keys, known, of_pairs=not limits.gpu) if limits.maps else None,
     )
     chosen = choices(evaluated(found), attention, known, limits.ints)
@@ -201,7 +204,8 @@ def numbers(plan: KernelPlan) -> tuple[Expr, ...]:
     """Of what is evaluated, scores, weights and derivatives: floats that are added, multiplied and summed."""
     w = plan.weights
     found: list[Expr] = [w.unit, w.factor, w.natural, plan.d_factor, plan.d_pair]
-    given = [w.stream, w.rescale, w.slope, w.log_extra, w.extra, plan.attention.dropout]
+    a = plan.attention
+    given = [w.stream, w.rescale, w.slope, w.log_extra, w.extra, a.dropout, a.value_scale]
     given += [part for g in plan.gradients for part in (g.pair, g.weight, g.extra)]
     ramp = plan.ramp
     given += [] if ramp is None else [ramp.factor, ramp.unit, ramp.rise, ramp.row]

@@ -8,6 +8,7 @@ Takes a plan, returns a `Pass`. Targets choose where an expression is computed a
 * `stream`: the weight of a pair, a function of its score x and of its row's reference point; `slope`: its derivative
   in x; `kappa`: what the log-sum-exp, to base 2, is divided by for the reference point of the backward pass.
 * `extra`: the denominator's extra term (direct form); `log2_extra`: its logarithm to base 2 (other forms).
+* `value_scale`: what sums of weighted values are multiplied by, where values are 8-bit floats.
 * `d_pair` and `d_factor`: what turns a pair's share of the gradient into that of q . k, for the pair and for the head.
 * `pair_NAME`, `weight_NAME`, `extra_NAME`: the parts of a leaf's gradient (see `LeafGradient`).
 
@@ -64,6 +65,7 @@ def forward(plan: KernelPlan, *, scaled: bool = False) -> Pass:
             pair["stream"] = substitute(w.stream, {S: X})
             head["extra"] = w.extra
     head["log2_extra"] = _log2_extra(w)
+    head["value_scale"] = _value_scale(plan, plan.numerics.raised)
     return Pass(pair, _present(head))
 
 
@@ -74,6 +76,8 @@ def hopper_forward(plan: KernelPlan) -> Pass:
     if kernels is None or kernels.forward is None:
         return found
     ramp, fetched = kernels.forward.ramp, kernels.forward.fetched
+    if kernels.slack:  # weights may grow to 2**slack by themselves
+        found = replace(found, head=_present({**found.head, "value_scale": _value_scale(plan, 0)}))
     if ramp is None:
         return replace(found, fetched=fetched, diagonals=plan.diagonals)
     head = {**found.head, "factor": _factor(named(ramp.factor, "logit_scale")), "rise": ramp.rise}
@@ -125,6 +129,12 @@ def _of_row(e: Expr) -> Expr:
 
 def _log2_extra(w: Weights) -> Expr | None:
     return None if w.log_extra is None else mul(w.log_extra, real(LOG2E))
+
+
+def _value_scale(plan: KernelPlan, raised: int) -> Expr | None:
+    """What the products of weights and values are multiplied by, if weights are raised by 2**raised in them."""
+    scale = plan.attention.value_scale
+    return None if scale is None else mul(scale, real(2.0**-raised))
 
 
 def _factor(e: Expr | None) -> Factor | None:

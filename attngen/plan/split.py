@@ -19,6 +19,7 @@ from attngen.ir.walk import reads
 from attngen.plan.chips import SHARED_MEMORY, Burden
 from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Step
 from attngen.plan.mask.walks import counted
+from attngen.plan.numerics import WIDE, Numerics
 from attngen.plan.score.weights import Weights
 
 FULL, WALKED, PIECE, PIECES = (index(name) for name in ("n_full", "n_walked", "piece", "pieces"))
@@ -125,9 +126,12 @@ _SHARES: Mapping[tuple[str, int], Share] = {
 }
 
 
-def shares(own: tuple[int, int] | None, burden: Burden, chosen: bool = False) -> Mapping[tuple[str, int], Share]:
+def shares(
+    own: tuple[int, int] | None, burden: Burden, chosen: bool = False, numerics: Numerics = WIDE
+) -> Mapping[tuple[str, int], Share]:
     """By (chip, bytes of an element); `own` is the spec's tile, which bounds these. `chosen`: see `chips.Loads`."""
-    found = {key: _SHARES.get(key, _SINGLE) for key in ((chip, size) for chip in SHARED_MEMORY for size in (2, 4))}
+    keys = [(chip, size) for chip in SHARED_MEMORY for size in numerics.on(chip)]
+    found = {(chip, size): _SHARES.get((chip, max(size, 2)), _SINGLE) for chip, size in keys}
     most = (64, 128) if own is None else (max(16, own[0]), max(16, own[1]))
     if burden is Burden.RANDOM:  # whose bits take registers
         most = min(32, most[0]), min(64, most[1])

@@ -55,7 +55,7 @@ class Case:
 
     @property
     def exact(self) -> list[np.ndarray]:
-        return [x.detach().double().numpy() for x in (self.q, self.k, self.v)]
+        return [x.detach().float().double().numpy() for x in (self.q, self.k, self.v)]
 
     @property
     def given(self) -> dict[str, Any]:
@@ -141,9 +141,10 @@ def text_of(name: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def compiled(text: str) -> attngen.Kernel:
+def compiled(text: str, dtype: str | None = None) -> attngen.Kernel:
     """Once for all changes and schedules."""
-    return attngen.compile(text, consts={n: value for n, value in SHORTER.items() if f"const {n} " in text})
+    consts = {n: value for n, value in SHORTER.items() if f"const {n} " in text}
+    return attngen.compile(text, consts=consts, dtype=dtype)
 
 
 def case(
@@ -157,7 +158,7 @@ def case(
 ) -> Case:
     """`changes`: of the source, all over; `schedule`: in what order programs run. `params`: in place of those that
     inputs are drawn with."""
-    kernel = compiled(text)
+    kernel = compiled(text, "fp8" if dtype is torch.float8_e4m3fn else None)
     source = kernel.source
     for change in changes:
         assert change[0] in source, change[0]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hopper_model.numbers import BF16, FaultError, Tile, element
+from hopper_model.numbers import BF16, E4M3, FaultError, Tile, element
 from hopper_model.races import Written
 from hopper_model.schedule import Launch, Signal, own
 
@@ -207,8 +207,10 @@ class Shared:
 
 def memory(x: torch.Tensor) -> np.ndarray:
     """The tensor's own memory."""
-    halves = {torch.bfloat16: BF16, torch.float16: np.dtype(np.float16)}
     x = x.detach()
+    if x.dtype is torch.float8_e4m3fn:
+        return x.view(torch.int8).numpy().view(E4M3)
+    halves = {torch.bfloat16: BF16, torch.float16: np.dtype(np.float16)}
     return x.view(torch.int16).numpy().view(halves[x.dtype]) if x.dtype in halves else x.numpy()
 
 

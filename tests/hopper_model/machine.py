@@ -36,7 +36,7 @@ from hopper_model.chip import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
-from hopper_model.numbers import BF16, FaultError, Pointer, RefusedError, Tile, both, element, plain, typed
+from hopper_model.numbers import BF16, E4M3, FaultError, Pointer, RefusedError, Tile, both, element, plain, typed
 from hopper_model.races import Written
 from hopper_model.schedule import USUAL, Launch, Schedule, Signal, own, running
 
@@ -60,8 +60,8 @@ class Language:
     """`gl` and `tl`, as far as these kernels go."""
 
     constexpr, tensor = tl.constexpr, (Tile, Pointer)
-    float32, float16, bfloat16 = np.float32, np.float16, BF16
-    int16, int32, int64, uint32 = np.int16, np.int32, np.int64, np.uint32
+    float32, float16, bfloat16, float8e4nv = np.float32, np.float16, BF16, E4M3
+    int8, int16, int32, int64, uint32 = np.int8, np.int16, np.int32, np.int64, np.uint32
     NVMMADistributedLayout = SliceLayout = DotOperandLayout = staticmethod(layout)
     BlockedLayout = SwizzledSharedLayout = staticmethod(layout)
     NVMMASharedLayout = type("NVMMASharedLayout", (), {"get_default_for": staticmethod(layout)})
@@ -174,6 +174,10 @@ class Language:
         return x.reshape(*shape)
 
     @staticmethod
+    def join(a: Tile, b: Tile) -> Tile:
+        return Tile(np.stack((a.values, b.values), -1))
+
+    @staticmethod
     def trans(x: Tile) -> Tile:
         return Tile(x.values.T)
 
@@ -221,7 +225,20 @@ class Language:
         here.meetings.close()
 
 
+def words_of(x: Tile, raised: int) -> Tile:
+    """Four weights in e4m3: of eight keys the thread's pair, and of the eight behind them."""
+    with np.errstate(all="ignore"):
+        found = np.clip(x.values * np.float32(2.0**raised), -448.0, 448.0).astype(E4M3).view(np.uint8)
+    rows, keys = found.shape
+    pairs = found.reshape(rows, keys // 16, 2, 4, 2).transpose(0, 1, 3, 2, 4)
+    quads = np.ascontiguousarray(pairs).reshape(rows, keys // 16, 4, 4)
+    return Tile(quads.view(np.int32)[..., 0])
+
+
 def packed(x: Tile, dtype: Any) -> Tile:
+    if element(dtype) == E4M3:  # and nan where `words_of_lagging` reads nothing
+        words = words_of(x, 0).values
+        return Tile(np.stack((words, np.full_like(words, 0x7F7F7F7F)), 2).reshape(x.shape[0], -1))
     with np.errstate(all="ignore"):
         halves = x.values.astype(element(dtype)).view(np.uint16).astype(np.uint32)
     return Tile((halves[:, 0::2] | halves[:, 1::2] << 16).view(np.int32))
@@ -246,7 +263,8 @@ def lagging_weights(
 
     with np.errstate(all="ignore"):
         moves = ~(made(was)[1] <= 2.0**slack).all(1, keepdims=True)
-        becomes = np.where(moves, np.fmax(np.fmax.reduce(scores, 1, keepdims=True), was), was)
+        lead = np.float32(_lead(slack, x.shape[1], dtype)) / unit
+        becomes = np.where(moves, np.fmax(np.fmax.reduce(scores, 1, keepdims=True), was + lead) - lead, was)
         shift = np.where(becomes == -np.inf, np.float32(0.0), becomes)
         before = np.where(moves, np.exp2((was - shift) * unit), np.float32(1.0))
         weights, sums = made(shift)
@@ -258,6 +276,11 @@ def rising_weights(
     x: Tile, reference: Tile, factor: Any, dtype: Any, rise: Any, ahead: Tile, slack: int
 ) -> tuple[Tile, ...]:
     return lagging_weights(x, reference, factor, dtype, slack, rise, ahead)
+
+
+def _lead(slack: int, keys: int, dtype: Any) -> int:
+    """By how many powers of two a new reference lies below the maximum: 8-bit floats lose digits of small weights."""
+    return slack - (keys // 4).bit_length() + 1 if element(dtype) == E4M3 else 0
 
 
 def _rising(slope: Any, ahead: Tile, shift: np.ndarray | float) -> np.ndarray:
@@ -321,6 +344,7 @@ ASSEMBLY: dict[str, Callable[..., Any]] = {
     "await_parts": await_parts,
     "note_parts": note_parts,
     "packed": packed,
+    "words_of": words_of,
     "unpacked": unpacked,
     "unpacked_wide": lambda pairs, dtype, layout: unpacked(pairs, dtype, layout).to(np.float32),
     "load_pairs": lambda start, least, most, offsets, FAST: (start + offsets).load(),
@@ -387,7 +411,7 @@ def install(module: ModuleType, schedule: Schedule = USUAL) -> list[str]:
         if name.endswith("_kernel"):
             setattr(module, name, Kernel(name, names[name], list(x.arg_names), launched, schedule))
     ours = {id(x): names[name] for name, x in vars(module).items()}
-    for called in {"items", "ragged", "rows", "sm90"} & {*vars(module)}:
+    for called in {"items", "quads", "ragged", "rows", "sm90"} & {*vars(module)}:
         members = vars(getattr(module, called)).items()
         names[called] = SimpleNamespace(**{name: ours[id(x)] for name, x in members if not name.startswith("__")})
     changed: Any = module

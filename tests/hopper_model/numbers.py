@@ -15,7 +15,16 @@ import numpy as np
 import triton.language as tl
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-ELEMENTS = {"fp32": np.float32, "fp16": np.float16, "bf16": BF16, "int16": np.int16, "int32": np.int32}
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+ELEMENTS = {
+    "fp32": np.float32,
+    "fp16": np.float16,
+    "bf16": BF16,
+    "fp8e4nv": E4M3,
+    "int8": np.int8,
+    "int16": np.int16,
+    "int32": np.int32,
+}
 
 
 class FaultError(Exception):

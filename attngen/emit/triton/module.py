@@ -255,6 +255,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "backward_launches": None if options.forward else launched,
         "hopper": hopper.some,
         "listed": hopper.sequences,
+        "narrow": plan.attention.value_scale is not None,
         "tables": tables,
         "registers": registers,
     }
@@ -333,7 +334,8 @@ def _hopper_views(
     kernels; `mask` the code of the mask alone, of a tile with keys down."""
     plan, params = frame.plan, frame.params
     hopper = plan.hopper
-    if hopper is None or plan.gpu_walks is None or options.arch == "portable" or not options.holds("sm_90", 2):
+    held = options.arch != "portable" and options.holds("sm_90", min(plan.numerics.itemsizes))
+    if hopper is None or plan.gpu_walks is None or not held:
         return _HopperViews()
     if options.head_dim is not None:
         hopper = hopper.for_head_dim(options.head_dim)

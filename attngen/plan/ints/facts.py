@@ -6,11 +6,12 @@ it cannot bound it calls unknown (None), which is always safe.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import assert_never
 
 from attngen.ir.attention import Attention
+from attngen.ir.build import index
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import reads, substitute
 
@@ -19,17 +20,22 @@ Bounds = tuple[float | None, float | None]
 
 UNKNOWN: Bounds = (None, None)
 
+_INDICES = {"B": "b", "Hq": "h", "Hkv": "hkv"}
+"""Which index counts along a size."""
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """Constant bounds of params (`positive` holds those with a strict lower bound of 0 or more), and of symbols.
 
-    `scale_positive` holds where the launcher can take the sign of the scale into q: see `enters_as_product`.
+    `scale_positive` holds where the launcher can take the sign of the scale into q: see `enters_as_product`. `own`: the
+    indices at which each param is read inside: of one with an element for each head or batch, its own.
     """
 
     params: dict[str, Bounds]
     positive: frozenset[str]
     scale_positive: bool = True
+    own: dict[str, tuple[Expr, ...]] = field(default_factory=dict[str, tuple[Expr, ...]])
 
     def bounds(self, e: Expr) -> Bounds:
         match e:
@@ -40,7 +46,7 @@ class Facts:
             case Scalar():
                 return self.params.get(e.param, UNKNOWN)
             case Load():
-                # A load outside its tensor reads 0, so 0 is always among the values.
+                # A load outside its tensor reads 0, so 0 is among the values unless it is `own`.
                 low, high = self.params.get(e.param, UNKNOWN)
                 return (None if low is None else min(low, 0.0), None if high is None else max(high, 0.0))
             case Apply():
@@ -56,6 +62,8 @@ class Facts:
             case Scalar():
                 low = self.params.get(e.param, UNKNOWN)[0]
                 return e.param in self.positive or (low is not None and low > 0)
+            case Load():
+                return e.indices == self.own.get(e.param) and self.is_positive(Scalar(e.param, e.type))
             case Apply(op=Op.MUL | Op.DIV | Op.MIN | Op.MAX):
                 if all(self.is_positive(a) for a in e.args):
                     return True
@@ -207,7 +215,12 @@ def facts(attention: Attention) -> Facts:
             read(param.where)
     for fact in attention.assumes:
         read(fact)
-    return Facts(bounds, frozenset(positive), enters_as_product(attention))
+    own: dict[str, tuple[Expr, ...]] = {
+        p.name: tuple(index(_INDICES[name]) for name in p.dim_names)
+        for p in attention.params
+        if p.shape and _INDICES.keys() >= {*p.dim_names}
+    }
+    return Facts(bounds, frozenset(positive), enters_as_product(attention), own)
 
 
 class ScaleUse(StrEnum):

@@ -169,6 +169,8 @@ def skeletons(t: Traits, own: tuple[int, int] | None, *, sequences: bool = False
     """
     plan = t.plan
     rows = dict(_fastest(t, sequences=sequences and own is None))
+    if plan.attention.value_scale is not None:  # values are turned before a mask of keys could clear them
+        rows = dict(_of_eight_bits(rows)) if plan.keeps_key is None else {}
     fetched = t.fetched
     if fetched is not None and fetched.of_all_batches and (32, 32) in rows:  # eight batches, or heads
         rows |= {(32, 32): replace(rows[32, 32], together=8)}
@@ -189,6 +191,18 @@ def skeletons(t: Traits, own: tuple[int, int] | None, *, sequences: bool = False
         return {}
     narrow = {dims: s for dims, s in rows.items() if max(dims) <= 128 and s.keys >= keys}
     return {dims: _two(keys, pipelined=s.pipelined or s.queries == 192) for dims, s in narrow.items()}
+
+
+def _of_eight_bits(rows: Mapping[tuple[int, int], Skeleton]) -> Mapping[tuple[int, int], Skeleton]:
+    """The rows for 8-bit floats. Tiles of half the bytes leave room for results beside them, and for a third stage,
+    where sixteen hardware barriers suffice: two warpgroups have room for three stages, three for two."""
+    found: dict[tuple[int, int], Skeleton] = {}
+    for dims, s in rows.items():
+        wide = min(dims) == 256
+        stages = 3 if s.queries == 128 and not wide else 2
+        keys = 128 if wide else s.keys
+        found[dims] = replace(s, keys=keys, stages=stages, out_apart=True, schedule=Schedule.QUEUE)
+    return found
 
 
 def _from_the_diagonal(plan: KernelPlan) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from attngen.plan.chips import SHARED_MEMORY, Burden, Loads
+from attngen.plan.numerics import WIDE, Numerics
 
 HEAD_BLOCKS = (16, 32, 64, 128, 256)
 KERNELS = ("forward", "dkdv", "dq")
@@ -159,7 +160,7 @@ def fitted(kernel: str, tile: Tile, chip: str, itemsize: int, head_block: int, l
 
 def best(chip: str, itemsize: int, head_block: int, burden: Burden, gathered: bool = False) -> tuple[Tile, ...]:
     """Forward, dK/dV and dQ, before they are made to fit. `gathered`: see `Loads`."""
-    forward, dkdv, dq = _BEST[chip][itemsize, head_block]
+    forward, dkdv, dq = _BEST[chip][max(itemsize, 2), head_block]  # tiles of 8 bits are those of 16
     if itemsize != 2 or head_block not in (64, 128):
         return forward, dkdv, dq
     wide = head_block == 128
@@ -208,13 +209,18 @@ def asked(kernel: str, own: tuple[int, int], chip: str, itemsize: int, head_bloc
     return tile
 
 
-def table(own: tuple[int, int] | None, burden: Burden = Burden.LIGHT, loads: Loads = NO_LOADS) -> tuple[Row, ...]:
+def table(
+    own: tuple[int, int] | None,
+    burden: Burden = Burden.LIGHT,
+    loads: Loads = NO_LOADS,
+    numerics: Numerics = WIDE,
+) -> tuple[Row, ...]:
     """Every row that a generated file carries. `own` is the spec's tile, which the forward and dQ kernels keep; so does
     dK/dV in the interpreter, where no register has to be thought of.
     """
     rows: list[Row] = []
     for chip in SHARED_MEMORY:
-        for itemsize in (2, 4):
+        for itemsize in numerics.on(chip):
             for head_block in HEAD_BLOCKS:
                 tiles = best(chip, itemsize, head_block, burden, loads.gathered)
                 if own is not None:

@@ -191,11 +191,18 @@ class Attention(Calls):
             given[i - 3] = x
         if self.positive and scale <= 0.0:
             # The kernels take a positive scale; its sign, or its being zero, goes into q.
-            q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
+            q, scale = (self.negated(q), -scale) if scale < 0.0 else (torch.zeros_like(q), 1.0)
         more: list[Any] = [seed_tensor(self.refuse, seed, q.device)] if self.dropout else []
         if self.rounds:
             more.append(self.loses((q, k, v, *given)))
         return (q, k, v, *given, float(scale), *more, *places)
+
+    def negated(self, q: Tensor) -> Tensor:
+        return -q
+
+    def result_dtype(self, inputs: tuple[Any, ...]) -> torch.dtype:
+        """That of out."""
+        return inputs[0].dtype
 
     def loses(self, operands: tuple[Any, ...]) -> bool:
         """Whether the backward pass needs what rounding takes from out: in half precision a param's gradient does,

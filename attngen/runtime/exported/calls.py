@@ -74,7 +74,7 @@ class Layout:
             self.values["fetched"] = a.fetched(*tensors)
         self.constants: dict[str, Any] = {"D": D, "Dv": Dv, "ALIGN": alignment(strides)}
         if a.fast:
-            self.constants["FAST"] = q.element_size() == 2 and chip(q.device).startswith("sm_")
+            self.constants["FAST"] = q.element_size() < 4 and chip(q.device).startswith("sm_")
         self.wide = {
             "D": D,
             "Dv": Dv,
@@ -243,7 +243,8 @@ class Calls:
         if not known.near:
             inputs = (*[near(x) for x in inputs[:3]], *inputs[3:])
         q, k, v = inputs[:3]
-        out, lse = q.new_empty_strided(*known.out), q.new_empty_strided(*known.lse, dtype=torch.float32)
+        out = q.new_empty_strided(*known.out, dtype=a.result_dtype(inputs))
+        lse = q.new_empty_strided(*known.lse, dtype=torch.float32)
         values = a.values_of(known.values, zip(self.input_names, inputs, strict=False))
         values["out"], values["lse"], values["own"] = out, lse, own
         more = a.more_results(lse, v, precise) if len(a.kept) > 2 else {}
@@ -265,7 +266,7 @@ class Calls:
 
     def empty_results(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         a, q, v = self.attention, inputs[0], inputs[2]
-        out = q.new_empty_strided(*like(q, v.shape[-1]))
+        out = q.new_empty_strided(*like(q, v.shape[-1]), dtype=a.result_dtype(inputs))
         lse = q.new_empty(lse_like(q)[0], dtype=torch.float32)
         found = dict(out=out, lse=lse, **a.more_results(lse, v, a.rounds and inputs[a.at_precise]))
         return tuple(out.new_empty(0) if found[name] is None else found[name] for name in a.kept)

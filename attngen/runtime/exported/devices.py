@@ -104,7 +104,7 @@ def has_tma(*tensors: Tensor) -> bool:
     """Whether the chip has a copy engine that can read these tensors. Kernels load float32 by pointers."""
     if chip(tensors[0].device) not in ("sm_90", "sm_100"):
         return False
-    return all(x.element_size() == 2 and copyable(x, x.stride()[:3]) for x in tensors)
+    return all(x.element_size() <= 2 and copyable(x, x.stride()[:3]) for x in tensors)
 
 
 def tiles(table: str, q: Tensor, v: Tensor) -> tuple[tuple[int, ...], ...]:

@@ -95,6 +95,9 @@ def equal_share(group: int, heads: int, wanted: int) -> int:
     return next(n for n in range(most, 0, -1) if group % n == 0)
 
 
+ELEMENTS: dict[torch.dtype, Any] = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+
+
 class HopperLaunch(Launch):
     """A kernel of compute capability 9.0. `ragged`: its descriptors are of sequences."""
 
@@ -102,22 +105,25 @@ class HopperLaunch(Launch):
         super().__init__(kernel, grid, options, **others)
         self.ragged = ragged
 
+    def block(self, name: str, x: Tensor) -> list[int]:
+        """Rows and columns of a tile."""
+        columns = 16 if name == "terms" else max(64, padded(x.shape[3]))
+        # Tile sizes are powers of two, so 192 columns of keys come in three parts.
+        return [self.tiles[name], 64 if name == "k" and self.options["BLOCK_D"] == 192 else columns]
+
     def descriptor(self, name: str, x: Tensor) -> Any:
         if name == "pairs":
             block = [1] * (x.dim() - 2) + [self.tiles[name], self.options["BK"]]
-            element = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}.get(x.dtype, gl.float32)
+            element = ELEMENTS.get(x.dtype, gl.float32)
             sizes = list(x.shape), list(x.stride())
             own: Any = gl.NVMMASharedLayout.get_default_for(block, element)
             return HopperDescriptor(x, *sizes, block, own)
         x = strided(x, 1, x.dim() == 3)
-        block = [1, 1, self.tiles[name], 16 if name == "terms" else max(64, padded(x.shape[3]))]
-        if name == "k" and self.options["BLOCK_D"] == 192:
-            block[3] = 64  # in parts, since tile sizes are powers of two
+        block = [1, 1, *self.block(name, x)]
         sizes = list(x.shape), list(x.stride())
         if self.ragged:  # a sequence's rows from any row on; the copy engine clips what follows
             far, (head, row) = 2**30, x.stride()[1:3]
             sizes = [2 * far - 2**16, 2 * far - 2**16, x.shape[1], far, x.shape[3]], [2**34 - row, row, head, row, 1]
             block = [1, *block]
-        element = gl.float16 if x.dtype is torch.float16 else gl.bfloat16
-        own: Any = gl.NVMMASharedLayout.get_default_for(block, element)
+        own: Any = gl.NVMMASharedLayout.get_default_for(block, ELEMENTS.get(x.dtype, gl.float8e4nv))
         return HopperDescriptor(x, *sizes, block, own)

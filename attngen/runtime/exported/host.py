@@ -34,6 +34,7 @@ from .hopper import (
     listed_row as listed_row,
 )
 from .launch import Launch as Launch
+from .narrow import NarrowAttention as NarrowAttention, NarrowLaunch as NarrowLaunch, turn_values as turn_values
 from .pieces import PiecePlace as PiecePlace, Pieces as Pieces, Visits as Visits
 from .ragged import slots as slots
 from .sequences import Sequences as Sequences, refuse_gradient as refuse_gradient, sequence_tiles as sequence_tiles

@@ -7,6 +7,8 @@ sum of weights exceeds 2**slack. So most tiles need no maximum, and no product i
 # pyright: reportUntypedFunctionDecorator=false, reportUnknownMemberType=false, reportMissingTypeStubs=false
 # Triton has no types.
 
+from typing import Any
+
 import triton
 
 
@@ -20,7 +22,13 @@ def weights_ptx(n: int, half: str, slack: int, rising: bool) -> str:
 
     `rising`: logits change by `rise` from key to key, so a key's place in the tile is a constant of its exponent, and
     references are logits.
+
+    `half` e4m3: four weights of a row are a word, in the order in which products read keys; every second pair of a row
+    has none. Small weights lose digits there, so a new reference lies below the maximum, by as much as a tile of equal
+    scores allows.
     """
+    narrow = half == "e4m3"
+    lead = slack - (n.bit_length() - 1) if narrow else 0
     operands = [[f"${i * n + j}" for j in range(n)] for i in range(10 if rising else 8)]
     weights, sums, refs, before, low, high, was, factor = operands[:8]
     scores = [x for pair in zip(low, high, strict=True) for x in pair]
@@ -38,15 +46,24 @@ def weights_ptx(n: int, half: str, slack: int, rising: bool) -> str:
         make = [f"mul.f32 m{r}, u{r}, {f}; neg.f32 m{r}, m{r};" for r in (0, 1)]
         make += [f"fma.rn.f32 w{j}, {x}, {f}, m{row[j]};" for j, x in enumerate(scores)]
     make += [f"ex2.approx.ftz.f32 w{j}, w{j};" for j in range(2 * n)]
-    make += [f"cvt.rn.{half}x2.f32 {x}, w{2 * j + 1}, w{2 * j};" for j, x in enumerate(weights)]
+    if narrow:
+        for j in (j for j in range(n) if j % 4 < 2):
+            make += [f"cvt.rn.satfinite.e4m3x2.f32 h{i}, w{2 * (j + 2 * i) + 1}, w{2 * (j + 2 * i)};" for i in (0, 1)]
+            make += [f"mov.b32 {weights[j]}, {{h0, h1}};"]
+    else:
+        make += [f"cvt.rn.{half}x2.f32 {x}, w{2 * j + 1}, w{2 * j};" for j, x in enumerate(weights)]
     make += [f"add.f32 w{j % 4}, w{j % 4}, w{j};" for j in range(4, 2 * n)]
     make += [f"add.f32 {sums[r]}, w{2 * r}, w{2 * r + 1};" for r in (0, 1)]
 
     refer: list[str] = []
+    if lead:  # in the unit of references; a factor may be as small as to have no reciprocal
+        in_scores = f"rcp.approx.ftz.f32 d, {f}; mul.f32 d, d, {lead}.0; min.f32 d, d, 1.0e30;"
+        refer += [f"mov.f32 d, {lead}.0;" if rising else in_scores]
     for r in (0, 1):
         mine = [j for j, at in enumerate(row) if at == r]
         # Shuffling the old reference keeps the compiler from computing maxima early. Four maxima run side by side.
         refer += [f"shfl.sync.bfly.b32 m{r}, {was[r]}, 0, 31, -1;"]
+        refer += [f"add.f32 m{r}, m{r}, d;"] if lead else []
         if rising:
             for k, j in enumerate(mine):
                 y = f"w{k}" if k < 4 else "y"
@@ -61,6 +78,7 @@ def weights_ptx(n: int, half: str, slack: int, rising: bool) -> str:
         refer += [passed[r].replace(" b,", " a,"), f"selp.f32 u{r}, 0f3F800000, 0f00000000, a;"]
         for lanes in (1, 2):  # a row has four threads
             refer += [f"shfl.sync.bfly.b32 y, {x}, {lanes}, 31, -1; max.f32 {x}, {x}, y;" for x in (f"m{r}", f"u{r}")]
+        refer += [f"sub.f32 m{r}, m{r}, d;"] if lead else []
         refer += [f"setp.gt.f32 a, u{r}, 0f00000000; selp.f32 {refs[r]}, m{r}, {was[r]}, a;"]
         refer += [f"setp.eq.f32 a, {refs[r]}, 0fFF800000; selp.f32 u{r}, 0f00000000, {refs[r]}, a;"]
         in_logits = "" if rising else f"mul.f32 m{r}, m{r}, {f}; "
@@ -70,7 +88,7 @@ def weights_ptx(n: int, half: str, slack: int, rising: bool) -> str:
     first += [f"mov.f32 {sums[r]}, 0f7F800000; setp.eq.f32 {p}, u{r}, 0fFF800000;" for r, p in enumerate("ab")]
     parts = [
         "{ .reg .pred a, b, none, second;",
-        f".reg .f32 y, m<2>, u<2>, w<{2 * n}>;",
+        f".reg .f32 {'d, ' if lead else ''}y, m<2>, u<2>, w<{2 * n}>;{' .reg .b16 h<2>;' if narrow else ''}",
         *first,
         "setp.ne.u32 second, 0, 0; and.pred a, a, b; vote.sync.all.pred none, a, -1;",
         "again: @none bra.uni anew;",
@@ -85,6 +103,12 @@ def weights_ptx(n: int, half: str, slack: int, rising: bool) -> str:
         "not.pred none, second; bra.uni again; done: }",
     ]
     return " ".join(parts)
+
+
+@triton.constexpr_function
+def format_of(dtype: Any) -> str:
+    """The number format's name in PTX."""
+    return "bf16" if dtype.name == "bf16" else "f16" if dtype.name == "fp16" else "e4m3"
 
 
 @triton.constexpr_function

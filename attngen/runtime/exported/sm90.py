@@ -27,7 +27,7 @@ from .gluon import (
     warpgroup_mma_wait,
 )
 from .items import part_of
-from .ptx import in_place, multiplied, weights_constraints, weights_ptx
+from .ptx import format_of, in_place, multiplied, weights_constraints, weights_ptx
 from .ragged import slot, within
 from .rows import LN2
 
@@ -422,7 +422,7 @@ def lagging_weights(x, reference, factor, dtype: gl.constexpr, SLACK: gl.constex
     low, high = x.reshape([64, x.shape[1] // 2, 2]).split()
     COUNT: gl.constexpr = x.shape[1] // 4
     weight, sums, references, rescale = gl.inline_asm_elementwise(
-        weights_ptx(COUNT, "bf16" if dtype == gl.bfloat16 else "f16", SLACK, False),
+        weights_ptx(COUNT, format_of(dtype), SLACK, False),
         weights_constraints(COUNT, 4),
         [low, high, across(reference, low, 1), gl.full(low.shape, factor, gl.float32, layout=low.type.layout)],
         dtype=(gl.int32, gl.float32, gl.float32, gl.float32),
@@ -441,7 +441,7 @@ def rising_weights(x, reference, factor, dtype: gl.constexpr, rise, ahead, SLACK
     low, high = x.reshape([64, x.shape[1] // 2, 2]).split()
     COUNT: gl.constexpr = x.shape[1] // 4
     weight, sums, references, rescale = gl.inline_asm_elementwise(
-        weights_ptx(COUNT, "bf16" if dtype == gl.bfloat16 else "f16", SLACK, True),
+        weights_ptx(COUNT, format_of(dtype), SLACK, True),
         weights_constraints(COUNT, 6),
         [
             low,

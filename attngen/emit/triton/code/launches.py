@@ -19,7 +19,7 @@ class Launch:
     descriptor reads a tensor, where `tiled` holds (always, if empty). `scalars`: values by name. `buffers`: shapes and
     dtypes of tensors that are allocated first. `counters`: names and numbers of ints that the kernel clears for later
     ones; `zeroed`: it does not, and gets zeros. `names`: what a parameter takes that has another name. `own`: it is one
-    of compute capability 9.0; `ragged`: its descriptors are of sequences' rows.
+    of compute capability 9.0; `ragged`: its descriptors are of sequences' rows; `narrow`: it reads 8-bit floats.
     """
 
     kernel: str
@@ -35,6 +35,7 @@ class Launch:
     names: tuple[str, ...] = ()
     own: bool = False
     ragged: bool = False
+    narrow: bool = False
 
     @property
     def text(self) -> str:
@@ -51,7 +52,7 @@ class Launch:
         found += ["clears=False"] if self.counters and self.zeroed else []
         found += ["ragged=True"] if self.ragged else []
         constants = f"dict({', '.join(self.constants)})"
-        kind = "host.HopperLaunch" if self.own else "host.Launch"
+        kind = "host.NarrowLaunch" if self.narrow else "host.HopperLaunch" if self.own else "host.Launch"
         return f"{kind}({', '.join((self.kernel, self.grid, constants, *found))})"
 
 

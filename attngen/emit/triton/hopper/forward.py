@@ -33,6 +33,7 @@ from attngen.emit.triton.portable.map import MapView, found_of, of_map
 from attngen.emit.triton.portable.views import KeptView, KernelView
 from attngen.ir.nodes import Symbol, Type
 from attngen.plan.hopper import Fetched, HopperForward, Skeleton
+from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.loops import Loops
 from attngen.plan.mask.walks import Share, outside, own
 from attngen.plan.score.weights import Form
@@ -107,6 +108,7 @@ class GluonView:
     beside its scores. `lists`: whose lists there are, where data decides. `slack`: by how many powers of two the
     reference of weights may lag behind their maximum, or 0. `sequences`: whether it also takes tiles of sequences.
     `fetched`: elements of pairs that come by tiles, if any do. `order`: the constants of `items.tile_of_item`.
+    `narrow`: q, k and v are 8-bit floats.
     """
 
     code: KernelCode
@@ -138,6 +140,43 @@ class GluonView:
     sequences: bool
     table: Table
     fetched: FetchedView | None
+    narrow: bool
+
+    @property
+    def values(self) -> str:
+        """The tile of values of a turn, yet to be named, as the product with weights reads it."""
+        if self.narrow:
+            return "sm90.arrived(rings.v, {}, config.BLOCK_DV, BK).permute((1, 0))"
+        return "sm90.arrived(rings.v, {}, BK, config.BLOCK_DV)"
+
+    @property
+    def value_shape(self) -> tuple[str, str]:
+        return ("BLOCK_DV", "BK") if self.narrow else ("BK", "BLOCK_DV")
+
+    @property
+    def value_box(self) -> tuple[str, ...]:
+        """Where a tile of values begins."""
+        return ("0", "v0") if self.narrow else ("v0",)
+
+    @property
+    def weight_width(self) -> int:
+        """How many neighbouring weights a thread has in a register."""
+        return 4 if self.narrow else 2
+
+    @property
+    def depth(self) -> int:
+        """How many numbers of a row one instruction multiplies: 32 bytes of them."""
+        return 32 if self.narrow else 16
+
+    @property
+    def multiplied(self) -> str:
+        """The weights that values are multiplied by. `p` of 8-bit floats are words."""
+        return "quads.as_operand(p, weight_layout)" if self.narrow else "p"
+
+    @property
+    def scaled(self) -> tuple[str, ...]:
+        scale = self.code.results["value_scale"]
+        return (f"acc *= {scale}",) if scale else ()
 
     @property
     def ahead(self) -> tuple[str, ...]:
@@ -303,13 +342,14 @@ def gluon_view(
         terms=_terms(code, kept),
         masked=masked,
         share=_share_view(forward.share, forward.loops, call),
-        form=_form_view(plan.weights.form, weights, code),
+        form=_form_view(plan, weights, code),
         slack=plan.hopper.slack,
         saves_den=weights.saves_den,
         saves_rest=weights.saves_rest,
         sequences=sequences,
         table=Table(kernel="_hopper_forward_kernel", kind=Skeleton, rows=keyed(table.items())),
         fetched=fetched,
+        narrow=plan.attention.value_scale is not None,
     )
 
 
@@ -366,7 +406,10 @@ def _share_view(share: Share | None, loops: Loops, call: str) -> ShareView:
     )
 
 
-def _form_view(form: Form, weights: WeightView, code: KernelCode) -> FormView:
+def _form_view(plan: KernelPlan, weights: WeightView, code: KernelCode) -> FormView:
+    form, numerics = plan.weights.form, plan.numerics
+    narrow = numerics.raised > 0
+    operand = f"quads.words_of(weight, {numerics.raised})" if narrow else _CONVERTED
     ramp = "rise" in code.results  # then references are logits
     factor = "1.0" if ramp else code.results["factor"] or "1.0"
     log2_extra, extra = code.results["log2_extra"], code.results["extra"]
@@ -378,7 +421,9 @@ def _form_view(form: Form, weights: WeightView, code: KernelCode) -> FormView:
                 begin=("row_sum, row_max = sm90.no_key_yet(no_scores)",),
                 weighed=("weight", "rescale", "row_sum", "row_max"),
                 rescale=("acc = sm90.rescaled(acc, rescale)",),
-                operand="sm90.unpacked(weight, config.dtype, weight_layout)",
+                operand="quads.words_of_lagging(weight)"
+                if narrow
+                else "sm90.unpacked(weight, config.dtype, weight_layout)",
                 normalize="sm90.normalized",
                 closing=(),
                 closed=("acc", "row_sum", "row_max", factor, log2_extra or "None"),
@@ -394,7 +439,7 @@ def _form_view(form: Form, weights: WeightView, code: KernelCode) -> FormView:
                 begin=("row_sum, row_max = sm90.no_maximum_yet(no_scores)",),
                 weighed=("weight", "rescale", "row_sum", "row_max"),
                 rescale=("acc = sm90.scaled_rows(acc, rescale)",),
-                operand=_CONVERTED,
+                operand=operand,
                 normalize="_normalized",
                 closing=("acc", "row_sum", "row_max", "factor", *(("extra",) if log2_extra else ())),
                 closed=("acc", "row_sum", "row_max", factor, *((log2_extra,) if log2_extra else ())),
@@ -409,7 +454,7 @@ def _form_view(form: Form, weights: WeightView, code: KernelCode) -> FormView:
                 begin=("row_sum = sm90.lane_sums(no_scores)",),
                 weighed=("weight", "row_sum"),
                 rescale=(),
-                operand=_CONVERTED,
+                operand=operand,
                 normalize="_normalized",
                 closing=("acc", "row_sum", *(("extra",) if extra else ())),
                 closed=("acc", "row_sum", *((extra,) if extra else ())),
@@ -424,7 +469,7 @@ def _form_view(form: Form, weights: WeightView, code: KernelCode) -> FormView:
                 begin=(),
                 weighed=("weight",),
                 rescale=(),
-                operand=_CONVERTED,
+                operand=operand,
                 normalize="_normalized",
                 closing=("acc",),
                 closed=("acc",),

@@ -21,6 +21,7 @@ from attngen.emit.torch_shared.public_function import bound_sizes, param_doc
 from attngen.emit.triton.portable.param_gradients import GradientView
 from attngen.ir import printing
 from attngen.ir.attention import Param
+from attngen.ir.narrow import DESCALES
 from attngen.ir.nodes import SIZES, Symbol
 from attngen.ir.walk import params as read_params, symbols
 from attngen.plan.ints.facts import ScaleUse, scale_use
@@ -102,10 +103,11 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
     use = {ScaleUse.FACTOR: (), ScaleUse.OTHERWISE: ('scale="otherwise"',), ScaleUse.UNREAD: ('scale="unread"',)}
     return CallView(
         keywords=(
-            *(f"{p.keyword}: {p.public_annotation}" for p in params),
+            *(f"{p.keyword}: {_annotation(plan, p)}" for p in params),
             *("scale: float | Tensor | None = None", "return_lse: bool = False"),
             "dropout_seed: int | Tensor | None = None",
             *(("check: bool = False",) if facts.accepted else ()),
+            *(("out_dtype: torch.dtype = torch.bfloat16",) if _is_narrow(plan) else ()),
         ),
         docs=_docs(plan, params, facts),
         operands=("q", "k", "v", *(p.keyword for p in params)),
@@ -136,6 +138,18 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
         ),
         precise=w.saves_rest,
     )
+
+
+_FACTORS = "q, k and v stand for themselves times these factors; a number counts for all batches and heads."
+
+
+def _is_narrow(plan: KernelPlan) -> bool:
+    return plan.attention.value_scale is not None
+
+
+def _annotation(plan: KernelPlan, param: ParamView) -> str:
+    factor = _is_narrow(plan) and param.keyword in DESCALES
+    return "Tensor | float = 1.0" if factor else param.public_annotation
 
 
 _LONGEST = 27
@@ -193,6 +207,7 @@ def _docs(plan: KernelPlan, params: tuple[ParamView, ...], facts: FactsView) -> 
         check = ("check is accepted for the sake of a common signature: here every call checks all facts.",)
     return (
         *(param_doc(plan, p) for p in params),
+        *((_FACTORS,) if _is_narrow(plan) else ()),
         f"scale multiplies q . k where the score says so; 1 / sqrt(D) when not given.{learns}",
         seed,
         *check,

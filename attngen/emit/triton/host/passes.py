@@ -149,8 +149,9 @@ def hopper_forward(fast: GluonView, rounding: tuple[str, ...], *, sequences: boo
             *(("**(dict(pairs=64) if fetches else {})",) if fetched and not sequences else ()),
         ),
         scalars=("n_work=n_work", "together=max(row.together, row.ahead // n_tiles)", *absent),
-        names=(f'pairs="{fetched.param}"',) if fetched else (),
+        names=(*((f'pairs="{fetched.param}"',) if fetched else ()), *(('v="turned"',) if fast.narrow else ())),
         ragged=sequences,
+        narrow=fast.narrow,
     )
 
 
@@ -159,12 +160,13 @@ def _hopper(fast: GluonView, results: int, rounding: tuple[str, ...]) -> Way:
     when = " and ".join((*fits(fast.map), "(row := host.hopper_row(HOPPER, q, k, v, out)) is not None"))
     bind = (BLOCKS, "n_tiles = host.ceil(Sq, BQ)", "n_work = n_tiles * B * Hq")
     bind += ('fetches = host.fetches_pairs(row, known.wide, known.values["fetched"])',) if fast.fetched else ()
+    turned = ('host.turn_values(B, Hkv, Sk, Dv, known.constants["ALIGN"])',) if fast.narrow else ()
     if fast.lists is None:
         taken = '*((host.add_queue,) if row.SCHEDULE == "queue" else ())'
-        return Way(when=when, bind=bind, before=(taken,), launches=(forward,))
+        return Way(when=when, bind=bind, before=(taken, *turned), launches=(forward,))
     if fast.map is not None:
         named = MapLaunches(map=fast.map, walked="keys").named()
-        return Way(when=when, bind=bind, before=("host.add_queue",), launches=(*named, forward))
+        return Way(when=when, bind=bind, before=("host.add_queue", *turned), launches=(*named, forward))
     tests = fast.tests
     lists = Launch(
         kernel="_list_key_runs_kernel",
@@ -174,7 +176,7 @@ def _hopper(fast: GluonView, results: int, rounding: tuple[str, ...]) -> Way:
         names=('counts="queue"',),
     )
     bind = (*bind, f"n_lists = n_tiles * (1 + BQ // 64){fast.lists.times}")
-    return Way(when=when, bind=bind, before=("host.add_queue",), launches=(lists, forward))
+    return Way(when=when, bind=bind, before=("host.add_queue", *turned), launches=(lists, forward))
 
 
 # ---------------------------------------------------------------- backward

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from attngen.emit.options import Options
 
-_TORCH = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+_TORCH = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp8": "float8_e4m3fn"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ def tile_rows(plan: KernelPlan, options: Options) -> list[TileRow]:
     the file is not for."""
     rows = {
         (r.chip, r.itemsize, r.head_block): tuple(tuple(t) for t in (r.forward, r.dkdv, r.dq))
-        for r in table(plan.attention.tile, plan.burden, loads_of(plan))
+        for r in table(plan.attention.tile, plan.burden, loads_of(plan), plan.numerics)
     }
     for t in options.tuned_gpu:
         key = t.chip, t.itemsize, t.head_block

@@ -49,7 +49,7 @@ def forward_view(
 
 
 def _weigh_view(frame: Frame, code: KernelCode, weights: WeightView) -> WeighView:
-    factor = code.results["factor"]
+    factor, raised = code.results["factor"], frame.plan.numerics.raised
     stream = code.results.get("stream", "")
     masked = ("if MASKED:", f"    weight = tl.where({code.allowed}, weight, 0.0)")
     if weights.exponential:
@@ -69,6 +69,7 @@ def _weigh_view(frame: Frame, code: KernelCode, weights: WeightView) -> WeighVie
         weight_lines=lines,
         dropout_lines=_dropout_lines(frame, code),
         value_lines=load_lines("v", "Dv", kept_view(frame)),
+        multiplied=f"(weight * {2.0**raised}).to(v.dtype)" if raised else "weight.to(v.dtype)",
     )
 
 
@@ -88,7 +89,7 @@ def finish_view(weights: WeightView, code: KernelCode) -> FinishView:
     """`code`: that of the kernel that ends the pass."""
     factor = code.results["factor"] if weights.shift else ""
     extra = code.results["log2_extra" if weights.shift else "extra"] if weights.sums else ""
-    given = {"factor": factor, "extra": extra}
+    given = {"factor": factor, "extra": extra, "value_scale": code.results["value_scale"]}
     if extra and weights.shift:
         empty = 'total == float("-inf")'
     else:

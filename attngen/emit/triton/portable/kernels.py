@@ -35,7 +35,7 @@ def forward_code(frame: Frame, *, found: passes.Pass | None = None) -> KernelCod
     outside = {name: e for name, e in found.head.items() if name not in inside}
     results = {**found.pair, **inside}
     code = kernel_code(frame, Level.ROW, replace(found, pair=results, head=outside))
-    return padded(code, "log2_extra", "extra", "factor")
+    return padded(code, "log2_extra", "extra", "factor", "value_scale")
 
 
 def padded(code: KernelCode, *names: str) -> KernelCode:

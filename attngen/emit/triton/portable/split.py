@@ -163,14 +163,17 @@ def split_view(
         finish=finish_view(weights, merge),
         table=tuple(
             (key, share.row)
-            for key, share in shares(plan.attention.tile, plan.burden, loads_of(plan).chosen).items()
+            for key, share in shares(plan.attention.tile, plan.burden, loads_of(plan).chosen, plan.numerics).items()
             if options.holds(*key)
         ),
     )
+
+
+_OF_HEADS = ("factor", "log2_extra", "extra", "value_scale")
 
 
 def _merge(plan: KernelPlan, params: tuple[ParamView, ...], known: tuple[str, ...]) -> KernelCode:
     """What merging and finishing read: the logits' factor, and the denominator's extra term."""
     outside = passes.forward(plan).head
     code = KernelWriter(plan, params, Level.ROW).write({}, TRUE, known=known, outside=outside)
-    return replace(code, results={**dict.fromkeys(("factor", "log2_extra", "extra"), ""), **code.results})
+    return replace(code, results={**dict.fromkeys(_OF_HEADS, ""), **code.results})

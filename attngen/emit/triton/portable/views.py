@@ -167,7 +167,7 @@ class WeighView(StateView):
 
     `state` is what is summed or kept for each row, `held` the names of what does not depend on the key. `rescale` is by
     what a new row maximum changes the sums; empty where the weights have none. The lines bind `weight`, apply dropout
-    to it, and load `v`.
+    to it, and load `v`. `multiplied`: the weights as their product with values reads them.
     """
 
     code: KernelCode
@@ -176,6 +176,7 @@ class WeighView(StateView):
     weight_lines: tuple[str, ...]
     dropout_lines: tuple[str, ...]
     value_lines: tuple[str, ...]
+    multiplied: str
 
     @property
     def sums(self) -> bool:

@@ -1,0 +1,57 @@
+"""The number formats of a kernel's products, as a value of the plan.
+
+Takes an attention and the form of its weights; returns the `Numerics` of its kernels, by which tables of tiles are
+keyed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.errors import Diagnostic, SpecError
+from attngen.ir.attention import Attention
+from attngen.plan.ints.facts import Facts
+from attngen.plan.score.weights import Form, Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """`itemsizes`: bytes of an element of q, k and v. `raised`: weights enter their product times 2**raised, so that
+    small ones are normal numbers of its format; results are divided by it. In the kernels of compute capability 9.0,
+    whose weights may grow to 2**slack, they begin at 2**raised divided by the keys that a thread sums.
+    """
+
+    itemsizes: tuple[int, ...]
+    raised: int = 0
+    chips: frozenset[str] = frozenset()
+    """Those that multiply such numbers; none: all."""
+
+    def on(self, chip: str) -> tuple[int, ...]:
+        """Bytes of an element that kernels have on this chip. Triton's interpreter computes 8 bits in float32."""
+        if not self.chips:
+            return self.itemsizes
+        return (4,) if chip == "cpu" else self.itemsizes if chip in self.chips else ()
+
+
+WIDE = Numerics(itemsizes=(2, 4))
+"""fp16, bf16 or fp32, as a call's tensors are."""
+E4M3 = Numerics(itemsizes=(1,), raised=8, chips=frozenset({"sm_90", "sm_100"}))
+"""8-bit floats with 4 bits of exponent: up to 448, with 4 binary digits from 2**-6 on, and steps of 2**-9 below."""
+
+
+def numerics(attention: Attention, weights: Weights, facts: Facts) -> Numerics:
+    """Raises `SpecError` where weights of 8 bits might not hold those of the spec."""
+    if attention.value_scale is None:
+        return WIDE
+    if attention.dropout is not None:
+        raise _refused("dropout divides weights by what it keeps", attention, "leave `dropout` out: it is for training")
+    most = 1.0 if weights.form is Form.EXPONENTIAL else facts.bounds(weights.stream)[1]
+    if most is None or most > 1.0:
+        said = f"the weights of normalizer `{attention.normalizer.name}` are not known to be at most 1"
+        raise _refused(said, attention, "bound them, as in min(weight, 1.0), or compute in bf16")
+    return E4M3
+
+
+def _refused(reason: str, attention: Attention, fix: str) -> SpecError:
+    said = f"{reason}, and 8-bit floats end at 448"
+    return SpecError([Diagnostic("narrow-weights", said, attention.normalizer.span, fix)])
