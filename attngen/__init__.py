@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from attngen.api import Kernel, compile
     from attngen.errors import AttnError, Diagnostic, Refuted, SpecError, SpecWarning, Unproved, UsageError
     from attngen.flex.call import flex_attention, from_flex
+    from attngen.quantized import Quantized, quantize
 
 __all__ = [
     "AttnError",
     "Diagnostic",
     "Kernel",
+    "Quantized",
     "Refuted",
     "SpecError",
     "SpecWarning",
@@ -25,6 +27,7 @@ __all__ = [
     "compile",
     "flex_attention",
     "from_flex",
+    "quantize",
 ]
 
 
@@ -35,6 +38,8 @@ def __getattr__(name: str) -> object:
         import attngen.api as home
     elif name in ("flex_attention", "from_flex"):
         import attngen.flex.call as home
+    elif name in ("Quantized", "quantize"):
+        import attngen.quantized as home
     elif name in __all__:
         import attngen.errors as home
     else:

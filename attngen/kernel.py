@@ -17,6 +17,7 @@ from attngen import files, targets
 from attngen.errors import UsageError
 from attngen.foreign import answer
 from attngen.ir.attention import Attention
+from attngen.quantized import Quantized
 from attngen.signature import PublicSignature
 from attngen.vocabulary import GEOMETRIES
 
@@ -70,7 +71,8 @@ class Kernel:
     q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), tensors of one dtype on one device; gives out
     (B, Hq, Sq, Dv), with `return_lse=True` also lse (B, Hq, Sq). Pallas: JAX arrays, heads behind lengths, as in
     `jax.nn.dot_product_attention`: q (B, Sq, Hq, D), out (B, Sq, Hq, Dv); lse as before. Differentiable in q, k, v and
-    every float param. With q_start, q_stop, k_start or k_stop (int32, (B,)) a sequence is the rows start … stop - 1 of
+    every float param. q, k and v may be what `attngen.quantize` returns: 8-bit floats, whose kernel is compiled at the
+    first such call (target triton). With q_start, q_stop, k_start or k_stop (int32, (B,)) a sequence is the rows start … stop - 1 of
     its batch row; the other rows are 0 in out and -inf in lse, and reach nothing. The generated file is loaded at the
     first call. On a machine without a GPU (or a TPU) Triton's (or Pallas') runs in its interpreter. Wrong arguments
     raise `UsageError`.
@@ -93,6 +95,7 @@ class Kernel:
     _geometries: dict[str, Loaded] = field(init=False, default=cast(Any, None))
     _runtime: Any = field(init=False, default=cast(Any, None))
     _pieces: dict[tuple[bool, bool], tuple[Piece, Kernel]] = field(init=False, default=cast(Any, None))
+    _narrow: Kernel = field(init=False, default=cast(Any, None))
     __signature__ = PublicSignature()
 
     @property
@@ -106,6 +109,10 @@ class Kernel:
 
     def __call__(self, /, *operands: Any, **arguments: Any) -> Any:
         arguments = {**self.captured, **arguments} if self.captured else arguments
+        if isinstance(operands[0] if operands else arguments.get("q"), Quantized):
+            from attngen import eight_bits
+
+            return eight_bits.called(self, operands, arguments)
         bounds = [name for name in _BOUNDS if arguments.get(name) is not None]
         if bounds and not any(p.name in bounds for p in self.spec.params):
             _refuse_spread(self.name, operands, arguments)
@@ -142,6 +149,18 @@ class Kernel:
             one = {geometry: self._loaded(source, _ENDINGS[geometry])}
             object.__setattr__(self, "_geometries", {**(self._geometries or {}), **one})
 
+    def eight_bits(self) -> Kernel:
+        """The kernel of 8-bit floats with factors (`dtype="fp8"`), compiled and proved when it is first asked for."""
+        self._load_narrow()
+        return self._narrow
+
+    def _load_narrow(self) -> None:
+        if self._narrow is None:
+            from attngen import eight_bits
+
+            own = self if self.spec.value_scale is not None else eight_bits.kernel_of(self)
+            object.__setattr__(self, "_narrow", own)
+
     def _load_runtime(self) -> None:
         if "_runtime" not in self.__dict__:
             from attngen.torch_pieces import KernelPieces
@@ -155,7 +174,7 @@ class Kernel:
 
     # `torch.compile` calls these instead of tracing into them. `torch.compiler.assume_constant_result` sets the same,
     # but needs torch. What they set is read only after them: else `torch.compile` would guard that it is missing.
-    for _loads in (_load, _load_runtime):
+    for _loads in (_load, _load_narrow, _load_runtime):
         _loads._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
     del _loads
 

@@ -21,11 +21,15 @@ _F32: Mapping[str, Callable[..., Register]] = {
     "sub.f32": lambda a, b: a - b,
     "mul.f32": lambda a, b: a * b,
     "max.f32": np.fmax,
+    "min.f32": np.fmin,
+    "rcp.approx.ftz.f32": lambda a: 1.0 / _flushed(a),
     "fma.rn.f32": lambda a, b, c: (a.astype(np.float64) * b + c).astype(np.float32),
     "ex2.approx.ftz.f32": lambda a: _flushed(np.exp2(a, dtype=np.float32)),
     "selp.f32": lambda a, b, p: np.where(p, a, b),
     "cvt.rn.bf16x2.f32": lambda high, low: _pair(high, low, ml_dtypes.bfloat16),
     "cvt.rn.f16x2.f32": lambda high, low: _pair(high, low, np.float16),
+    "cvt.rn.satfinite.e4m3x2.f32": lambda high, low: _bytes(high) << 8 | _bytes(low),
+    "mov.b32": lambda low, high: high << 16 | low,
     "setp.eq.f32": lambda a, b: a == b,
     "setp.ne.f32": lambda a, b: (a < b) | (a > b),
     "setp.gt.f32": lambda a, b: a > b,
@@ -49,10 +53,14 @@ def _pair(high: Register, low: Register, kind: type) -> Register:
     return bits[0] << 16 | bits[1]
 
 
+def _bytes(x: Register) -> Register:
+    return np.clip(x, -448.0, 448.0).astype(ml_dtypes.float8_e4m3fn).view(np.uint8).astype(np.uint32)
+
+
 def _value(word: str, registers: Mapping[str, Register]) -> Register:
     if word.startswith("0f"):
         return np.full(LANES, np.uint32(int(word[2:], 16)).view(np.float32))
-    if re.fullmatch(r"\d+\.\d+", word):
+    if re.fullmatch(r"\d+\.\d+(e\d+)?", word):
         return np.full(LANES, float(word), np.float32)
     if re.fullmatch(r"-?\d+", word):
         return np.full(LANES, int(word))
@@ -82,7 +90,7 @@ def run(text: str, given: Mapping[int, Register]) -> dict[int, Register]:
                 assert lanes.all() or not lanes.any(), f"lanes part at {part}"
                 taken = bool(lanes[0])
             operation, _, rest = part.partition(" ")
-            words = [word.strip() for word in rest.split(",")]
+            words = [word.strip(" {}") for word in rest.split(",")]
             if operation == "bra.uni":
                 place = labels[words[0]] if taken else place
             else:

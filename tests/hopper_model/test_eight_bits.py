@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from hopper_model.cases import Change, case, relative, text_of
+from hopper_model.cases import RISING, Change, case, relative, text_of
 from hopper_model.schedule import USUAL
 
 E4M3 = torch.float8_e4m3fn
+
+
+def slow(value: Any) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow)
 
 
 def forward(
@@ -33,7 +38,51 @@ def forward(
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (256, 256), (64, 128), (192, 128), (80, 48)], ids=str)
-@pytest.mark.parametrize("sizes", [(1, 4, 2, 300, 200), (2, 3, 1, 129, 193)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 4, 2, 300, 200), slow((2, 3, 1, 129, 193))], ids=str)
 def test_shapes(dims: tuple[int, int], sizes: tuple[int, int, int, int, int]) -> None:
     error, lse_error = forward(text_of("causal"), dims, sizes)
     assert error <= 0.03 and lse_error <= 1e-3
+
+
+SPECS = ["alibi", "documents", "rollouts"]
+"""A score of positions, lists of data, a map of tiles."""
+MORE = ["softcap", "sliding_window", "sink", "natten_2d", "softmax1", "mla"]
+
+
+@pytest.mark.parametrize("name", [*SPECS, *map(slow, MORE)])
+def test_examples(name: str) -> None:
+    square = "assume Sq == Sk" in text_of(name)
+    error, lse_error = forward(text_of(name), (128, 128), (1, 4, 2, 260, 260) if square else (1, 4, 2, 200, 333))
+    assert error <= 0.03 and lse_error <= 1e-3
+
+
+@pytest.mark.parametrize("name", RISING)
+def test_logits_that_rise_from_key_to_key(name: str) -> None:
+    error, lse_error = forward(RISING[name], (128, 128), (1, 4, 2, 200, 200 if "Sq == Sk" in RISING[name] else 333))
+    assert error <= 0.03 and lse_error <= 1e-3
+
+
+POSITIVE = (
+    "attention positive\nscore = qk * scale\nmask = causal\n"
+    "normalizer bounded {\nweight(s) = sigmoid(s)\ndenominator = sum + 1\nshift = none\n}\nnormalizer = bounded\n"
+)
+
+
+def test_weights_without_a_maximum() -> None:
+    error, _ = forward(POSITIVE, (192, 128), (1, 4, 2, 200, 333))
+    assert error <= 0.03
+
+
+ORDERS = {
+    "keys of a pair": ("[4, 0, 2, 1, 3]", "[4, 0, 2, 3, 1]"),
+    "pairs of a thread": ("[4, 0, 2, 1, 3]", "[4, 0, 1, 2, 3]"),
+    "pairs of a word": (".permute((0, 1, 2, 4, 3))", ".permute((0, 1, 2, 3, 4))"),
+    "a byte of a word": ("byte_of(words, 3)", "byte_of(words, 2)"),
+    "half of the pairs": (".permute((0, 1, 3, 2)).split()[0]", ".permute((0, 1, 3, 2)).split()[1]"),
+}
+
+
+@pytest.mark.parametrize("wrong", ORDERS)
+def test_a_wrong_order_of_weights_or_values_is_seen(wrong: str) -> None:
+    error, _ = forward(text_of("causal"), (128, 128), (1, 2, 1, 130, 190), [ORDERS[wrong]])
+    assert not error <= 0.04
