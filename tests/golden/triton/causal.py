@@ -432,13 +432,13 @@ def _store_tile(acc, lse, place, results, rings, call, config: gl.constexpr, PAR
     batch, head, q0, queries = place
     row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
     gl.store(results.lse_ptr + row + queries, lse, mask=queries < Sq)
-    out = acc.to(config.dtype)
+    out = acc.to(results.desc.dtype)
     # The copy engine clips the result to the tensor. Without shared memory of its own, it takes that of the queries.
     if config.OUT_APART:
         out_tile = results.tiles.index(PART)
         tma.store_wait(0)
     else:
-        out_tile = REINTERPRET(rings.q.tiles.index(PART), config.dtype, [1, 1, 64, config.BLOCK_DV],
+        out_tile = REINTERPRET(rings.q.tiles.index(PART), results.desc.dtype, [1, 1, 64, config.BLOCK_DV],
             results.desc.layout)
     out_tile.reshape([64, config.BLOCK_DV]).store(out)
     fence_async_shared()
@@ -533,14 +533,15 @@ def _hopper_forward_kernel(
     K_COLS: gl.constexpr = 64 if BLOCK_D == 192 else BLOCK_D
     K_PARTS: gl.constexpr = BLOCK_D // K_COLS
     Q_PLACE: gl.constexpr = Q_COLS if OUT_APART or Q_COLS > BLOCK_DV else BLOCK_DV
-    dtype: gl.constexpr = out_desc.dtype
+    dtype: gl.constexpr = q_desc.dtype
     qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
     config: gl.constexpr = _Config(BLOCK_DV, BQ, BK, STAGES, SCHEDULE, OUT_APART, PIPELINED, Q_COLS, K_COLS, K_PARTS,
         PARTS, ORDER, dtype, qk_layout)
     q_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, Q_PLACE], q_desc.layout)
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES * K_PARTS, 1, 1, BK, K_COLS], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
-    out_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, BLOCK_DV], out_desc.layout) if OUT_APART else q_tiles
+    out_tiles = (gl.allocate_shared_memory(out_desc.dtype, [PARTS, 1, 1, 64, BLOCK_DV], out_desc.layout) if OUT_APART
+        else q_tiles)
     notes = gl.allocate_shared_memory(gl.int32, [8 * PARTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_ring = sm90.ring(q_tiles, Q_FREE, PARTS, sm90.WARP + sm90.WARPGROUP, 1)
     k_ring = sm90.ring(k_tiles, K_FREE, STAGES, THREADS, 1)
