@@ -68,14 +68,14 @@ class Loaded:
 class Kernel:
     """One compiled attention: call it as the generated function, `kernel(q, k, v, *, PARAM=…, scale=None, …)`.
 
-    q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), tensors of one dtype on one device; gives out
-    (B, Hq, Sq, Dv), with `return_lse=True` also lse (B, Hq, Sq). Pallas: JAX arrays, heads behind lengths, as in
+    q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), tensors of one dtype on one device; gives out (B, Hq, Sq,
+    Dv), with `return_lse=True` also lse (B, Hq, Sq). Pallas: JAX arrays, heads behind lengths, as in
     `jax.nn.dot_product_attention`: q (B, Sq, Hq, D), out (B, Sq, Hq, Dv); lse as before. Differentiable in q, k, v and
     every float param. q, k and v may be what `attngen.quantize` returns: 8-bit floats, whose kernel is compiled at the
-    first such call (target triton). With q_start, q_stop, k_start or k_stop (int32, (B,)) a sequence is the rows start … stop - 1 of
-    its batch row; the other rows are 0 in out and -inf in lse, and reach nothing. The generated file is loaded at the
-    first call. On a machine without a GPU (or a TPU) Triton's (or Pallas') runs in its interpreter. Wrong arguments
-    raise `UsageError`.
+    first such call (target triton). With q_start, q_stop, k_start or k_stop (int32, (B,)) a sequence is the rows start
+    … stop - 1 of its batch row; the other rows are 0 in out and -inf in lse, and reach nothing. The generated file is
+    loaded at the first call. On a machine without a GPU (or a TPU) Triton's (or Pallas') runs in its interpreter. Wrong
+    arguments raise `UsageError`.
     """
 
     spec: Attention

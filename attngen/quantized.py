@@ -77,8 +77,7 @@ def quantize(
 
 def dequantized(x: Quantized) -> Tensor:
     """What it stands for, in float32."""
-    B, H, _, _ = x.values.shape
-    each = x.descale.repeat_interleave(H // x.descale.shape[1], 1)
+    each = x.descale.repeat_interleave(x.values.shape[1] // x.descale.shape[1], 1)
     exact = x.values.float() * each[:, :, None, None]
     exact = exact if x.mean is None else exact + x.mean
     return turned(exact) if x.rotated else exact

@@ -180,7 +180,7 @@ def kernel(made: Made) -> FileKernel:
 
         which = ", ".join(sorted(own ^ consts.keys()))
         raise unreadable(name, f"the spec and the options have other consts: {which}")
-    spec, planned = api.checked_plan(made.spec, consts, o.target, o.tile)
+    spec, planned = api.checked_plan(made.spec, consts, o.target, o.tile, o.dtype)
     return FileKernel(
         spec=api.callable_spec(spec, planned),
         plan=planned,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from attngen import api, files, targets, terminal
+from attngen import api, files, targets, terminal, vocabulary
 from attngen.cli import arguments
 from attngen.cli.parser import Commands
 from attngen.errors import Source, UsageError
@@ -53,6 +53,11 @@ def add(table: Commands) -> None:
         "has). Lengths and packed have uneven sequences, with rows of NaN beside them; pieces are stretches of dense "
         "tensors, merged",
     )
+    p.add_argument(
+        "--dtype",
+        choices=(vocabulary.NARROW,),
+        help="of a spec, 8-bit floats: their kernel on 8-bit inputs, forward; and what is lost of inputs of 16 bits",
+    )
     arguments.define(p)
     arguments.kernel_options(p)
     p.set_defaults(run=run)
@@ -72,6 +77,8 @@ class _Subject:
     use: Use
     is_file: bool
     elsewhere: str
+    exact: Callable[[], Kernel] | None = None
+    """Of a spec in 8-bit floats: its kernel of 16 bits, whose results are beside."""
 
     @property
     def target(self) -> Target:
@@ -90,7 +97,7 @@ def _of_spec(source: Source, args: Namespace) -> _Subject:
     consts = dict(args.define)
     geometries: tuple[str, ...] = tuple(dict.fromkeys(args.geometry or ["dense"]))
     options = {geometry: _options(args, geometry) for geometry in geometries}
-    spec = api.analyse(source, consts)
+    spec = api.analyse(source, consts, dtype=args.dtype)
     from attngen.verify import comparison
 
     planned = api.plan(spec, args.target)
@@ -100,9 +107,10 @@ def _of_spec(source: Source, args: Namespace) -> _Subject:
         options=options[geometries[0]],
         geometries=geometries,
         kernels=lambda geometry, device: comparison.compiled(source, options[geometry], consts, device),
-        use=comparison.ANY,
+        use=comparison.Use(dtype=args.dtype),
         is_file=False,
         elsewhere="try -D {}=… as well",
+        exact=(lambda: api.build(source, api.options(args.target), consts)) if args.dtype else None,
     )
 
 
@@ -155,6 +163,8 @@ def _verify(subject: _Subject, wanted: str) -> int:
             _say_unlearned(subject.plan, geometry)
         tried += cases
         statuses.append(_report(f"{label} on {_device_name(device, target)}", results))
+    if subject.exact is not None:
+        _report_losses(subject.exact(), device)
     if not statuses:
         raise UsageError(f"{spec.name}: every geometry asked for refuses it")
     for name, value in comparison.beyond(spec, tried):
@@ -174,7 +184,8 @@ def _options(args: Namespace, geometry: str) -> Options:
     if geometry == "pieces" and not targets.named(args.target).pieces:
         able = targets.listed([target for target in targets.TARGETS.values() if target.pieces], "and")
         raise UsageError(f"pieces are for the targets {able}, not for {args.target}")
-    return api.options(args.target, args.precision, args.tile, geometry=() if geometry == "pieces" else (geometry,))
+    own = () if geometry == "pieces" else (geometry,)
+    return api.options(args.target, args.precision, args.tile, dtype=args.dtype, geometry=own)
 
 
 def _chosen(subject: _Subject, device: str, geometry: str) -> tuple[tuple[Case, ...], Comparing]:
@@ -193,6 +204,17 @@ def _say_unlearned(planned: KernelPlan, geometry: str) -> None:
     for name in unsummed(planned):
         why = "is summed over pairs, which is done for dense tensors only"
         terminal.note(f"{geometry}: the gradient of `{name}` {why}: not compared")
+
+
+def _report_losses(kernel: Kernel, device: str) -> None:
+    """Relative errors of `out`, for inputs of 16 bits that are quantized."""
+    from attngen.verify import eight_bits
+
+    out = terminal.console(sys.stdout)
+    out.print("\nrelative error of out, |out - truth| / |truth|, of inputs before they are quantized\n", soft_wrap=True)
+    for loss in eight_bits.losses(kernel, device):
+        out.print(f"{loss.note}: {loss.case.shape()}", soft_wrap=True)
+        out.print("  " + "  ".join(f"{way} {error:.4f}" for way, error in loss.errors), soft_wrap=True)
 
 
 def _report(title: str, results: Sequence[tuple[Comparison, ...]]) -> int:

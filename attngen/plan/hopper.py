@@ -191,6 +191,11 @@ class ApartSkeleton:
         return (self.dkdv.row, self.dq.row)
 
 
+def lead_of(slack: int, keys: int) -> int:
+    """Weights of 2**lead, of a quarter of a tile's keys, add up to 2**slack: so many has a thread of each row."""
+    return slack - (keys // 4).bit_length() + 1
+
+
 class Dims(NamedTuple):
     """Head dims, rounded up: of Q and K, and of V."""
 
@@ -291,9 +296,11 @@ class HopperApart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopperPlan:
     """`slack`: by how many powers of two the forward kernel's reference may lag behind the maximum; 0: it does not.
-    `cells`: the ints in which programs count."""
+    `lead`: by how many a new reference lies below the maximum, at most: 8-bit floats lose digits of small weights, so
+    these begin as high as a tile of equal scores allows (`lead_of`). `cells`: the ints in which programs count."""
 
     slack: int
+    lead: int
     forward: HopperForward | None
     backward: HopperBackward | None
     apart: HopperApart | None

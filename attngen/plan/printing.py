@@ -268,7 +268,8 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         f = plan.forward
         yield f"forward{', from the last tile of keys' if f.backwards else ''}"
         if plan.slack:
-            yield f"    the reference may lag behind the maximum by {plan.slack} powers of two"
+            below = f", a new one lies up to {plan.lead} below it" if plan.lead else ""
+            yield f"    the reference may lag behind the maximum by {plan.slack} powers of two{below}"
         if f.ramp is not None:
             yield f"    logit = {expression(f.ramp.logit)}"
         if f.fetched is not None:

@@ -22,10 +22,10 @@ from attngen.ir.attention import Attention, Param
 from attngen.ir.evaluate import Array
 from attngen.ir.nodes import Storage, Type
 from attngen.runtime.devices import pytorch, the_jax
-from attngen.vocabulary import Const
+from attngen.vocabulary import NARROW, Const
 
-TOLERANCE = {"fp32": 2e-5, "fp16": 2e-2, "bf16": 2e-2}
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+TOLERANCE = {"fp32": 2e-5, "fp16": 2e-2, "bf16": 2e-2, "fp8": 8e-2}
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn"}
 _STORAGE = {
     "f32": "float32",
     "f16": "float16",
@@ -95,6 +95,8 @@ class Use:
         if self.dtype is None and self.head_dim is None:
             return case
         fixed = () if self.head_dim is None else tuple(zip(("D", "Dv"), self.head_dim, strict=True))
+        if self.head_dim is None and self.dtype == NARROW:  # which takes multiples of 16
+            fixed = tuple((name, max(32, -(-case.size[name] // 16) * 16)) for name in ("D", "Dv"))
         gone = {*(_OF_DTYPE if self.dtype else ()), *(_OF_HEAD_DIM if self.head_dim else ())}
         note = ", ".join(part for part in case.note.split(", ") if part not in gone) or "plain"
         return replace(

@@ -29,6 +29,7 @@ from attngen.plan.hopper import (
     ListedWalk,
     Schedule,
     Skeleton,
+    lead_of,
 )
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import Level, is_dear, is_dear_for_pairs, level_of
@@ -129,8 +130,10 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         keys=_apart_walk(keys, plan.keys, test),
         elsewhere=sums_beside_dkdv(plan),
     )
+    narrow = slack > 0 and plan.attention.value_scale is not None
     return HopperPlan(
         slack=slack,
+        lead=max((lead_of(slack, s.keys) for s in dense.values()), default=0) if narrow else 0,
         forward=forward if forward.rows else None,
         backward=backward if backward.rows and queries.names else None,
         apart=apart if apart.rows and queries.names and keys.names else None,

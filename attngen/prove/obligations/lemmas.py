@@ -103,9 +103,9 @@ def merged_extra() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4)
-def lagging(slack: int) -> tuple[str, ...]:
-    """A finite reference r that stays while sums of weights are at most 2**slack, and else becomes n = max(r, t), t the
-    tile's maximum; f > 0."""
+def lagging(slack: int, lead: int) -> tuple[str, ...]:
+    """A finite reference r that stays while sums of weights are at most 2**slack, and else becomes n = max(r, t - d), t
+    the tile's maximum and d f = lead; f > 0."""
     r, n = sp.symbols("r n", real=True)
     f, z, w = sp.symbols("f Z w", positive=True)
     ln2 = sp.Symbol("ln2", positive=True)
@@ -116,14 +116,17 @@ def lagging(slack: int) -> tuple[str, ...]:
     moved = z * exp2(-r * f) * exp2((r - n) * f) + w * exp2(-n * f)
     if not same(moved, (z + w) * exp2(-n * f), Work()):
         raise InternalError("a reference that lags does not give the same sums")
+    below = f"t - d), d f = {lead}" if lead else "t)"
     return (
         f"weights are tried with the r there is, and made again where a sum of a row is not at most {2**slack}, as "
         "NaN is not: what is tried may be anything",
         f"it stays: no weight is negative and no sum of a row's passes {2**slack}, so none does; nothing is rescaled",
-        "it becomes n = max(r, t): rescale's exponent is (r - n) f <= 0, and weights' are (x - n) f <= 0, since x <= t",
+        f"it becomes n = max(r, {below}: rescale's exponent is (r - n) f <= 0, and weights' are (x - n) f <= {lead}, "
+        "since x <= t",
         "whatever r is: row_sum = Z 2**(-r f), and so acc; rescaled by 2**((r - n) f) it is Z 2**(-n f), so with n;",
         "the quotient and lse do not depend on it",
-        "the reference is the score of a key met, whose weight is exp2(0) = 1; rescaling only lessens what came before",
+        f"when it moves, the key that has the maximum t has weight exp2({lead}) = {2**lead}; rescaling only lessens "
+        "what came before",
     )
 
 

@@ -187,17 +187,21 @@ def lagging(plan: KernelPlan) -> Iterator[Claim]:
     if weight.most > 0 or weight.nan:
         wrong.append(f"a weight with a new reference: exponent may be {_short(weight)}")
     most, sums = 2**slack, 27 + slack
-    if slack > 14:  # fp16 ends below 2**16, and an exponent may be rounded up
-        wrong.append(f"a weight of {most} may leave fp16")
+    narrow, lead = plan.attention.value_scale is not None, plan.hopper.lead if plan.hopper is not None else 0
+    formats = "e4m3, which ends at 448" if narrow else "fp16, bf16 and fp32"
+    if slack > (8 if narrow else 14):  # fp16 ends below 2**16, and an exponent may be rounded up
+        wrong.append(f"a weight of {most} may leave {formats}")
+    if not 0 <= lead <= slack:
+        wrong.append(f"a new reference may lie {lead} powers of two below the maximum")
     if sums + 90 > 127:
         wrong.append(f"acc may reach 2**{sums + 90}, which leaves float32")
     sentence = (
         f"on compute capability 9.0 the reference may lag behind the maximum by {slack} powers of two: a weight "
-        f"is at most {most} in fp16, bf16 and fp32, 1 <= row_sum <= {most} * number of keys"
+        f"is at most {most} in {formats}, 1 <= row_sum <= {most} * number of keys"
     )
     steps = (
         *lines,
-        *lemmas.lagging(slack),
+        *lemmas.lagging(slack, lead),
         f"row_sum <= 2**{sums}, |acc| <= 2**{sums} * max |v|: finite for |v| <= 2**90",
     )
     span = plan.attention.normalizer.span

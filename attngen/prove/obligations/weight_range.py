@@ -29,6 +29,7 @@ from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 _LARGEST_V = 2.0**16
 _WEIGHT_MAX = i.FLOAT_MAX / (LONGEST * _LARGEST_V)
 """Weights up to here keep the sum over all keys of weight * v inside fp32."""
+_E4M3_MAX = 448.0
 
 
 def sums(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
@@ -42,13 +43,17 @@ def _exponential(plan: KernelPlan) -> Claim:
     extra = plan.weights.log_extra is not None
     keys = "keys, plus 1 for the extra term" if extra else "keys"
     but = "; but where the reference lags, above" if plan.hopper is not None and plan.hopper.slack else ""
-    sentence = f"1 <= row_sum <= number of {keys}, and a weight is at most 1 in fp16, bf16 and fp32{but}"
+    raised = plan.numerics.raised
+    formats = f"at most 2**{raised} in e4m3, which ends at 448" if raised else "at most 1 in fp16, bf16 and fp32"
+    sentence = f"1 <= row_sum <= number of {keys}, and a weight is {formats}{but}"
     steps = (
         "exponents are at most 0, so each weight is in [0, 1]",
         "the key that has the maximum has weight exp2(0) = 1, so row_sum >= 1 where a key counts: no division by 0",
         f"row_sum <= 2**27 < {i.FLOAT_MAX:.3g}, and |acc| <= 2**27 * max |v|, both in fp32; finite for |v| <= 2**100",
         "rescaling multiplies by at most 1",
     )
+    if 2.0**raised > _E4M3_MAX:
+        return Claim("sums", sentence, Unknown(BY, f"2**{raised} > 448"), span=plan.attention.normalizer.span)
     return Claim("sums", sentence, Proved(BY, steps), span=plan.attention.normalizer.span)
 
 
@@ -71,6 +76,8 @@ class _Weights:
             yield wrong
             return
         yield self._bounded()
+        if self.plan.numerics.raised:
+            yield self._of_eight_bits()
         if w.sums:
             yield self._sign()
         yield from self._slope()
@@ -124,6 +131,14 @@ class _Weights:
         if not values.finite or short:
             return Claim("sums", sentence, Unknown(BY, f"{nothing_found}: {values}"), span=self.span)
         return Claim("sums", sentence, Proved(BY, steps), span=self.span)
+
+    def _of_eight_bits(self) -> Claim:
+        raised = self.plan.numerics.raised
+        values = self._at(self.plan.weights.stream, LEAST_SCORE)
+        sentence = f"weights times 2**{raised} are at most 448, the largest number of e4m3"
+        fits = values.finite and values.magnitude * 2.0**raised <= _E4M3_MAX
+        verdict = Proved(BY, (f"weights in {values}",)) if fits else Unknown(BY, f"weights in {values}")
+        return Claim("weights of 8 bits", sentence, verdict, span=self.span)
 
     def _search(self, e: Expr, kind: str) -> Witness | None:
         """Inputs at which the weight `e` goes wrong: is negative, or, for |score| <= LEAST_SCORE, leaves its range."""
