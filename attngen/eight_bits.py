@@ -6,11 +6,15 @@ floats. The backward pass is the kernel's own, in bfloat16, at the numbers that 
 the tensors that were quantized, as if rounding were not there (straight through).
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# PyTorch has few types.
+
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,18 +22,40 @@ from torch import Tensor
 from attngen import chain, targets
 from attngen.errors import UsageError
 from attngen.ir.narrow import DESCALES, narrowed
-from attngen.plan.numerics import sees_mean
 from attngen.quantized import Quantized, dequantized
 from attngen.vocabulary import NARROW
 
 if TYPE_CHECKING:
-    from attngen.kernel import Kernel
+    from attngen.emit import Options
+    from attngen.ir.attention import Attention
+    from attngen.plan import KernelPlan
+
+
+class Kernel(Protocol):
+    """As much of `attngen.Kernel` as is read here."""
+
+    @property
+    def spec(self) -> Attention: ...
+    @property
+    def plan(self) -> KernelPlan: ...
+    @property
+    def target(self) -> str: ...
+    @property
+    def made(self) -> tuple[str, Options] | None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def function(self) -> Any: ...
+    def __call__(self, *operands: Any, **arguments: Any) -> Any: ...
+    def eight_bits(self) -> Any: ...
+    def with_results(self, out: Any, lse: Any) -> AbstractContextManager[None]: ...
+
 
 _NAMES = ("q", "k", "v")
 
 
-def kernel_of(kernel: Kernel) -> Kernel:
-    """The kernel of 8-bit floats of a spec, compiled and proved. Raises `UsageError` where there is none."""
+def kernel_of(kernel: Kernel) -> Any:
+    """The `Kernel` of 8-bit floats of a spec, compiled and proved. Raises `UsageError` where there is none."""
     if kernel.made is None or not targets.named(kernel.target).for_chips:
         raise UsageError(f"{kernel.name}: 8-bit floats are for kernels that were compiled for target triton")
     text, options = kernel.made
@@ -40,7 +66,8 @@ def kernel_of(kernel: Kernel) -> Kernel:
         raise UsageError(f"{kernel.name}: what the kernel of 8-bit floats computes is not proved: {doubtful}")
     own = replace(options, dtype=NARROW, forward=True, geometry=("dense",), tuned_gpu=())
     source = targets.emit(emitted, text, own, proof.summary())
-    return type(kernel)(chain.callable_spec(spec, emitted), emitted, source, kernel.target, proof, (text, own))
+    made: Any = type(kernel)
+    return made(chain.callable_spec(spec, emitted), emitted, source, kernel.target, proof, (text, own))
 
 
 def called(kernel: Kernel, operands: tuple[Any, ...], arguments: Mapping[str, Any]) -> Any:
@@ -57,9 +84,9 @@ def called(kernel: Kernel, operands: tuple[Any, ...], arguments: Mapping[str, An
     lse_wanted = given.pop("return_lse", False)
     learned = {name: x for name, x in given.items() if isinstance(x, Tensor) and x.requires_grad}
     if torch.is_grad_enabled() and (learned or any(x.source.requires_grad for x in (q, k, v))):
-        out, lse = _StraightThrough.apply(
-            kernel, (q, k, v), given, tuple(learned), q.source, k.source, v.source, *learned.values()
-        )
+        sources = (q.source, k.source, v.source, *learned.values())
+        apply: Any = _StraightThrough.apply
+        out, lse = apply(kernel, (q, k, v), given, tuple(learned), *sources)
     else:
         out, lse = _forward(kernel, q, k, v, given)
     return (out, lse) if lse_wanted else out
@@ -71,7 +98,7 @@ def _refuse(kernel: Kernel, q: Quantized, k: Quantized, v: Quantized) -> None:
         raise UsageError(f"{kernel.name}: rotate q and k, or neither, and not v")
     if q.mean is not None or v.mean is not None:
         raise UsageError(f"{kernel.name}: smooth is for k alone")
-    seen = None if k.mean is None else sees_mean(kernel.plan)
+    seen = None if k.mean is None else kernel.plan.sees_mean
     if seen is not None:
         raise UsageError(f"{kernel.name}: k must not be smooth, since {seen}: leave out smooth=True")
 
@@ -94,10 +121,10 @@ def _forward(kernel: Kernel, q: Quantized, k: Quantized, v: Quantized, given: Ma
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Any, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        kernel, tensors, arguments, names, *sources = given
+        kernel, (q, k, v), arguments, names, *sources = given
         with torch.no_grad():
-            out, lse = _forward(kernel, *tensors, arguments)
-        ctx.kernel, ctx.tensors, ctx.arguments, ctx.names = kernel, tensors, arguments, names
+            out, lse = _forward(kernel, q, k, v, arguments)
+        ctx.kernel, ctx.tensors, ctx.arguments, ctx.names = kernel, (q, k, v), arguments, names
         ctx.save_for_backward(out, lse, *sources)
         return out, lse
 
@@ -112,5 +139,6 @@ class _StraightThrough(torch.autograd.Function):
             results = ctx.kernel(*exact, **given)
         wanted = [*exact, *params]
         found = torch.autograd.grad(results, wanted, (d_out.to(results[0].dtype), d_lse), allow_unused=True)
-        cast = [None if g is None else g.to(x.dtype) for g, x in zip(found, sources, strict=True)]
+        gradients: list[Any] = [*found]
+        cast = [None if g is None else g.to(x.dtype) for g, x in zip(gradients, sources, strict=True)]
         return None, None, None, None, *cast

@@ -95,7 +95,7 @@ class Kernel:
     _geometries: dict[str, Loaded] = field(init=False, default=cast(Any, None))
     _runtime: Any = field(init=False, default=cast(Any, None))
     _pieces: dict[tuple[bool, bool], tuple[Piece, Kernel]] = field(init=False, default=cast(Any, None))
-    _narrow: Kernel = field(init=False, default=cast(Any, None))
+    _narrow: Kernel | None = field(init=False, default=None)
     __signature__ = PublicSignature()
 
     @property
@@ -152,7 +152,7 @@ class Kernel:
     def eight_bits(self) -> Kernel:
         """The kernel of 8-bit floats with factors (`dtype="fp8"`), compiled and proved when it is first asked for."""
         self._load_narrow()
-        return self._narrow
+        return cast("Kernel", self._narrow)
 
     def _load_narrow(self) -> None:
         if self._narrow is None:

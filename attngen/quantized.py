@@ -3,6 +3,9 @@
 Needs torch, which is imported when a function is called.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# PyTorch has few types.
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
@@ -67,8 +70,8 @@ def quantize(
     exact = exact if mean is None else exact - mean
     if rotate:
         exact, mean = turned(exact), None if mean is None else turned(mean)
-    grouped = exact.unflatten(1, (heads, H // heads))
-    most = grouped.abs().amax((2, 3, 4)) if S and D else exact.new_zeros(B, heads)
+    grouped: Any = exact.unflatten(1, (heads, H // heads))
+    most: Any = grouped.abs().amax((2, 3, 4)) if S and D else exact.new_zeros(B, heads)
     most = most.amax().expand(B, heads) if granularity == "tensor" and most.numel() else most
     descale = torch.where(most > 0.0, most / LARGEST, 1.0)
     values = (grouped / descale[:, :, None, None, None]).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)

@@ -41,7 +41,6 @@ def narrowed(attention: Attention) -> Attention:
         attention,
         params=(*attention.params, *(_param(name) for name in DESCALES)),
         score=substitute(attention.score, factored),
-        mask=substitute(attention.mask, factored),
         value_scale=v,
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from attngen.ir.attention import Attention, Param
-from attngen.ir.build import add, mul, real
+from attngen.ir.build import add, is_literal, mul, real
 from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads, substitute
 from attngen.plan.chips import Burden
@@ -110,6 +110,19 @@ class KernelPlan:
         """As kernels ask it that hold a tile of queries, ROW, or of keys, COLUMN."""
         mapped = self.map is not None and self.gpu_walks is not None
         return apart(self.attention.mask, held) if mapped else self.attention.mask
+
+    @property
+    def sees_mean(self) -> str | None:
+        """Why adding one number to q . k of all pairs of a query changes its result; None: it does not.
+
+        It adds `scale` times that number to the logarithm of the denominator alone, where the logit is scale * q . k
+        and what does not read q . k, and all weights are divided by their sum.
+        """
+        if self.weights.form is not Form.EXPONENTIAL or self.weights.extra is not None or not self.weights.sums:
+            return f"the normalizer `{self.attention.normalizer.name}` is not softmax alone"
+        if not is_literal(self.d_pair, 1) or self.d_factor != Symbol("scale", Type.FLOAT):
+            return "the score is not scale * q . k and terms without q . k"
+        return None
 
     @property
     def burden(self) -> Burden:

@@ -7,18 +7,11 @@ keyed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from attngen.errors import Diagnostic, SpecError
 from attngen.ir.attention import Attention
-from attngen.ir.build import is_literal
-from attngen.ir.nodes import Symbol, Type
-from attngen.ir.walk import reads
 from attngen.plan.ints.facts import Facts
 from attngen.plan.score.weights import Form, Weights
-
-if TYPE_CHECKING:
-    from attngen.plan.kernel import KernelPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +55,3 @@ def numerics(attention: Attention, weights: Weights, facts: Facts) -> Numerics:
 def _refused(reason: str, attention: Attention, fix: str) -> SpecError:
     said = f"{reason}, and 8-bit floats end at 448"
     return SpecError([Diagnostic("narrow-weights", said, attention.normalizer.span, fix)])
-
-
-def sees_mean(plan: KernelPlan) -> str | None:
-    """Why adding one number to q . k of all pairs of a query changes its result; None: it does not.
-
-    It adds `scale` times that number to the logarithm of the denominator alone, where the logit is scale * q . k and
-    what does not read q . k, and all weights are divided by their sum.
-    """
-    if reads(plan.attention.mask, "qk"):
-        return "the mask reads q . k"
-    if plan.weights.form is not Form.EXPONENTIAL or plan.weights.extra is not None or not plan.weights.sums:
-        return f"the normalizer `{plan.attention.normalizer.name}` is not softmax alone"
-    if not is_literal(plan.d_pair, 1) or plan.d_factor != Symbol("scale", Type.FLOAT):
-        return "the score is not scale * q . k and terms without q . k"
-    return None

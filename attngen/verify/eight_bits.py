@@ -5,6 +5,9 @@ reference on the inputs before they are quantized. A relative error is that of t
 |truth|, by the root of the sum of squares. For target triton; needs torch.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# PyTorch has few types.
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +20,6 @@ from attngen import inputs, reference
 from attngen.errors import UsageError
 from attngen.ir.evaluate import Array
 from attngen.kernel import Kernel
-from attngen.plan.numerics import sees_mean
 from attngen.quantized import quantize
 from attngen.runtime.devices import pytorch
 from attngen.verify.comparison import Case, as_param
@@ -87,11 +89,15 @@ def _errors(
     with torch.no_grad():
         yield "bf16", _relative(kernel(q, k, v, **params), truth)
         for way, chosen in WAYS.items():
-            if chosen.get("smooth") and sees_mean(kernel.plan):
+            if chosen.get("smooth") and kernel.plan.sees_mean:
                 continue
-            turned = {"rotate": chosen.get("rotate", False)}
+            smooth, rotate = chosen.get("smooth", False), chosen.get("rotate", False)
             try:
-                given = quantize(q, heads=k.shape[1], **turned), quantize(k, **chosen), quantize(v)
+                given = (
+                    quantize(q, heads=k.shape[1], rotate=rotate),
+                    quantize(k, smooth=smooth, rotate=rotate),
+                    quantize(v),
+                )
             except UsageError:  # of head dims that are no power of two
                 continue
             yield way, _relative(kernel(*given, **params), truth)

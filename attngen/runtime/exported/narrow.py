@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .attention import Attention, Param
+from .calls import wants_gradient
 from .devices import ceil, chip, number_tensor, padded
 from .hopper import HopperLaunch
 from .launch import Launch
@@ -68,6 +69,14 @@ class NarrowAttention(Attention):
             wide = (*(x.float() for x in operands[:3]), *operands[3:])
             out, *rest = super().call(wide, scale, seed, bounds, rows)
             return out.to(torch.float16 if operands[-1] else torch.bfloat16), *rest
+
+    def run(self, inputs: tuple[Any, ...], known: Any) -> Any:
+        if wants_gradient(inputs, (0, 1, 2, *self.at_pointers)):
+            self.refuse(
+                "8-bit floats have no gradients: call it under torch.no_grad(). Those of attngen.quantize have some, "
+                "in kernels that are compiled without dtype=fp8"
+            )
+        return super().run(inputs, known)
 
     def check_dtype(self, name: str, x: Tensor) -> None:
         if x.dtype is not NARROW and not (x.dtype is torch.float32 and x.is_cpu):
