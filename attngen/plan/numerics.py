@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngen.errors import Diagnostic, SpecError
+from attngen.errors import Diagnostic, Span, SpecError
 from attngen.ir.attention import Attention
 from attngen.plan.ints.facts import Facts
 from attngen.plan.score.weights import Form, Weights
@@ -44,14 +44,15 @@ def numerics(attention: Attention, weights: Weights, facts: Facts) -> Numerics:
     if attention.value_scale is None:
         return WIDE
     if attention.dropout is not None:
-        raise _refused("dropout divides weights by what it keeps", attention, "leave `dropout` out: it is for training")
+        span = attention.dropout.span
+        raise _refused("dropout divides weights by what it keeps", span, "leave `dropout` out: it is for training")
     most = 1.0 if weights.form is Form.EXPONENTIAL else facts.bounds(weights.stream)[1]
     if most is None or most > 1.0:
         said = f"the weights of normalizer `{attention.normalizer.name}` are not known to be at most 1"
-        raise _refused(said, attention, "bound them, as in min(weight, 1.0), or compute in bf16")
+        span = attention.normalizer.weight.span
+        raise _refused(said, span, "bound them, as in min(…, 1.0), or compute in bf16")
     return E4M3
 
 
-def _refused(reason: str, attention: Attention, fix: str) -> SpecError:
-    said = f"{reason}, and 8-bit floats end at 448"
-    return SpecError([Diagnostic("narrow-weights", said, attention.normalizer.span, fix)])
+def _refused(reason: str, span: Span, fix: str) -> SpecError:
+    return SpecError([Diagnostic("narrow-weights", f"{reason}, and 8-bit floats end at 448", span, fix)])
