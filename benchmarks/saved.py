@@ -28,12 +28,13 @@ COMMIT = "commit.txt"
 @dataclass(frozen=True, slots=True)
 class Spec:
     """A spec's text, and the constants that it is compiled with. `geometry`: functions to make beside the dense one.
-    `facts` is for whoever loads the file."""
+    `facts` is for whoever loads the file. `dtype`: the only one that the file is for."""
 
     text: str
     consts: Mapping[str, int | float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     geometry: tuple[str, ...] = ()
+    dtype: str | None = None
 
 
 def example(name: str, **consts: int | float) -> Spec:
@@ -49,7 +50,8 @@ def prepare(directory: Path, specs: Mapping[str, Spec]) -> None:
     known = "geometry" in inspect.signature(attngen.compile).parameters
     manifest: dict[str, dict[str, Any]] = {}
     for name, spec in specs.items():
-        extra = {"geometry": ("dense", *spec.geometry)} if known and spec.geometry else {}
+        extra: dict[str, Any] = {"geometry": ("dense", *spec.geometry)} if known and spec.geometry else {}
+        extra |= {"dtype": spec.dtype} if spec.dtype else {}
         kernel = compiled(spec.text, target="triton", consts=dict(spec.consts), **extra)
         kernel.save(directory / f"{name}.py")
         manifest[name] = {"function": kernel.name, **spec.facts}

@@ -161,7 +161,7 @@ def fitted(kernel: str, tile: Tile, chip: str, itemsize: int, head_block: int, l
 def best(chip: str, itemsize: int, head_block: int, burden: Burden, gathered: bool = False) -> tuple[Tile, ...]:
     """Forward, dK/dV and dQ, before they are made to fit. `gathered`: see `Loads`."""
     forward, dkdv, dq = _BEST[chip][max(itemsize, 2), head_block]  # tiles of 8 bits are those of 16
-    if itemsize != 2 or head_block not in (64, 128):
+    if itemsize == 4 or head_block not in (64, 128):
         return forward, dkdv, dq
     wide = head_block == 128
     match chip, burden:

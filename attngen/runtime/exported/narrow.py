@@ -113,11 +113,11 @@ class NarrowLaunch(HopperLaunch):
 
 def turn_values(B: int, Hkv: int, Sk: int, Dv: int, align: int) -> Launch:
     """The launch of the kernel that turns values, into a buffer `turned` of (B, Hkv, Dv, Sk rounded up to 16)."""
-    columns = ceil(Sk, 16) * 16
+    columns, keys = ceil(Sk, 16) * 16, 64 if Dv <= 128 else 32
     return Launch(
         turn_values_kernel,
-        ceil(columns, 64) * B * Hkv,
-        {"Dv": Dv, "KEYS": 64, "ALIGN": align, "num_warps": 4},
+        ceil(columns, keys) * B * Hkv,
+        {"Dv": Dv, "KEYS": keys, "ALIGN": align, "num_warps": 4},
         scalars={"Sk_turned": columns},
         buffers={"turned": ((B, Hkv, Dv, columns), NARROW)},
     )
