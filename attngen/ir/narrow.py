@@ -31,7 +31,9 @@ def narrowed(attention: Attention) -> Attention:
     clash = next((name for name in DESCALES if name in taken or name in attention.sizes), None)
     if clash is not None:
         said = f"`{clash}` is an argument of kernels of 8-bit floats"
-        raise SpecError([Diagnostic("reserved-name", said, taken.get(clash, attention.score.span), "give it another name")])
+        raise SpecError(
+            [Diagnostic("reserved-name", said, taken.get(clash, attention.score.span), "give it another name")]
+        )
     q, k, v = (Load(name, _OWN, Type.FLOAT) for name in DESCALES)
     factor = mul(q, k)
     # A scale that multiplies q . k stays beside it: then the host can take its sign.

@@ -205,6 +205,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "dkdv": portable.dkdv,
         "row_values": row_values,
         "gluon": GLUON if hopper.some else (),
+        "modules": _modules(plan, options, gluon=hopper.some),
         "api": API,
         "sections": _sections(
             hopper_forward,
@@ -255,7 +256,6 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "backward_launches": None if options.forward else launched,
         "hopper": hopper.some,
         "listed": hopper.sequences,
-        "narrow": plan.attention.value_scale is not None,
         "tables": tables,
         "registers": registers,
     }
@@ -266,6 +266,12 @@ GLUON = (
     *("warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait"),
 )
 """What kernels take from Gluon by these names."""
+
+
+def _modules(plan: KernelPlan, options: Options, *, gluon: bool) -> tuple[str, ...]:
+    """Those of the runtime that are called by their names."""
+    of_gluon = ("sm90", *(("quads",) if plan.attention.value_scale is not None else ())) if gluon else ()
+    return tuple(sorted(("host", "items", "rows", *of_gluon, *(("ragged",) if options.sequences else ()))))
 
 
 def _test_views(frame: Frame) -> tuple[TestView, ...]:

@@ -36,7 +36,7 @@ def ask(kernel: api.Kernel, **changes: Any) -> list[aot.Artifact]:
     ("changes", "message"),
     [
         ({"arch": "sm_75"}, "no architecture 'sm_75'; there are sm_80, "),
-        ({"dtype": "fp8"}, "no dtype 'fp8'; there are fp16, bf16, fp32"),
+        ({"dtype": "fp4"}, "no dtype 'fp4'; there are fp16, bf16, fp32, fp8"),
         ({"kind": "sass"}, "no kind 'sass'; there are ttir, ttgir, ptx, cubin, hsaco"),
         ({"kind": "hsaco"}, "sm_90 has no hsaco; ask for ttir, ttgir, ptx, cubin"),
         ({"arch": "gfx942"}, "gfx942 has no cubin; ask for ttir, ttgir, hsaco"),

@@ -567,7 +567,7 @@ def test_assembly_is_printed_with_the_report_beside_it(small: str) -> None:
 def test_options_are_what_the_compiler_takes() -> None:
     """They stand twice: the command line's help must not import the compiler's side."""
     assert tuple(aot.TARGETS) == vocabulary.ARCHITECTURES
-    assert vocabulary.DTYPES == aot.DTYPES
+    assert vocabulary.FILE_DTYPES == aot.DTYPES
     assert tuple(aot.KINDS) == vocabulary.BINARIES
 
 

@@ -165,7 +165,7 @@ def test_a_chip_that_a_file_was_not_made_for_is_refused(monkeypatch: pytest.Monk
         ({"head_dim": 0}, "must be an int from 1 to 256"),
         ({"head_dim": (64, 257)}, "must be an int from 1 to 256"),
         ({"head_dim": True}, "must be an int from 1 to 256"),
-        ({"dtype": "fp8"}, "no dtype 'fp8'; there are fp16, bf16, fp32"),
+        ({"dtype": "fp4"}, "no dtype 'fp4'; there are fp16, bf16, fp32, fp8"),
         ({"target": "pallas", "forward": True}, "can be chosen for target triton only, not for pallas"),
         ({"target": "torch", "arch": "sm_90"}, "can be chosen for target triton only, not for torch"),
         ({"target": "jax", "head_dim": 64}, "can be chosen for target triton only, not for jax"),

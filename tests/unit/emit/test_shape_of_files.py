@@ -32,7 +32,7 @@ SIZES = {
     "--geometry lengths,packed,pieces": 6110,
 }
 """Lines of the own part of causal's file at most, by option. The aims are 1,550, 560, 1,150, 600 and 5,500."""
-RUNTIME = 4692
+RUNTIME = 4980
 """Lines of the runtime at most; the aim is 3,200."""
 
 

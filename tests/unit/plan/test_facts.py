@@ -62,7 +62,8 @@ def test_bounds(params: tuple[str, ...], text: str, bounds: tuple[float | None, 
         (("param c: f32 where c > 0",), "c * c / 3.0", True),
         (("param c: f32 where c > 0",), "c - 1.0", False),
         (("param c: f32 where c > 0",), "c + sigmoid(qk)", True),
-        (("param c: f32[Hq] where c > 0",), "c[h]", False),  # 0 outside the tensor
+        (("param c: f32[Hq] where c > 0",), "c[h]", True),  # it is inside
+        (("param c: f32[Hq] where c > 0",), "c[h + 1]", False),  # 0 outside the tensor
         ((), "float(q)", False),
         ((), "float(q + 1)", True),
         ((), "exp(qk)", False),  # underflows

@@ -33,17 +33,20 @@ Lines = tuple[str, ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallView:
     """`keywords` and `docs` are of the public function; `operands` its tensors and params, by the names of the caller,
-    `names` the params' by names that are free of clashes. `accepted`: whether it has an argument `check`; `checked`:
-    whether that looks at elements. `checks`, `size_checks` and `facts` are lines that refuse what does not fit; `bound`
-    bind the sizes that params bind. `totals` are the params' gradients, which `gradient_lines` bind. `params` are the
-    runtime's values, and `options` what else it is told, as keywords.
+    `names` the params' by names that are free of clashes. `more`: what a call gives beside them; `result`: the dtype
+    and layout of out; `kind`: the class of the runtime that it calls. `checked`: whether `check` looks at elements.
+    `checks`, `size_checks` and `facts` are lines that refuse what does not fit; `bound` bind the sizes that params
+    bind. `totals` are the params' gradients, which `gradient_lines` bind. `params` are the runtime's values, and
+    `options` what else it is told, as keywords.
     """
 
     keywords: Lines
     docs: Lines
     operands: Lines
     names: Lines
-    accepted: bool
+    more: Lines
+    result: str
+    kind: str
     checked: bool
     checks: Lines
     size_checks: Lines
@@ -80,7 +83,7 @@ class CallParts:
 
 
 def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
-    params, w, gradients = parts.params, parts.weights, parts.gradients
+    params, w, gradients, narrow = parts.params, parts.weights, parts.gradients, _is_narrow(plan)
     facts = torch_facts(plan, params, host_names(plan.attention, params, RUNTIME), calls=RUNTIME)
     checks = check_lines(plan, params, RUNTIME)
     sizes = size_checks(plan, params, RUNTIME)
@@ -107,12 +110,14 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
             *("scale: float | Tensor | None = None", "return_lse: bool = False"),
             "dropout_seed: int | Tensor | None = None",
             *(("check: bool = False",) if facts.accepted else ()),
-            *(("out_dtype: torch.dtype = torch.bfloat16",) if _is_narrow(plan) else ()),
+            *(("out_dtype: torch.dtype = torch.bfloat16",) if narrow else ()),
         ),
         docs=_docs(plan, params, facts),
         operands=("q", "k", "v", *(p.keyword for p in params)),
         names=tuple(p.name for p in params),
-        accepted=facts.accepted,
+        more=(*(("check",) if facts.accepted else ()), *(("out_dtype=out_dtype",) if narrow else ())),
+        result="out_dtype and q's layout" if narrow else "q's dtype and layout",
+        kind="NarrowAttention" if narrow else "Attention",
         checked=bool(facts.params),
         checks=checks,
         size_checks=sizes,
