@@ -108,7 +108,7 @@ def _forward(kernel: Kernel, q: Quantized, k: Quantized, v: Quantized, given: Ma
     own = kernel.eight_bits()
     factors = dict(zip(DESCALES, (x.descale for x in (q, k, v)), strict=True))
     values = [x.values for x in (q, k, v)]
-    out, lse = own.function(*values, **factors, **given, return_lse=True)
+    out, lse = own(*values, **factors, **given, return_lse=True)
     if k.mean is not None:
         group = q.values.shape[1] // k.mean.shape[1]
         exact = dequantized(q._replace(rotated=False))

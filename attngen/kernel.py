@@ -131,6 +131,8 @@ class Kernel:
         """
         arguments = {**self.captured, **arguments} if self.captured else arguments
         _refuse_spread(self.name, operands, arguments)
+        if any(isinstance(x, Quantized) for x in operands):
+            raise UsageError(f"{self.name}: 8-bit floats are taken by dense calls alone: give varlen bfloat16")
         return _called(self.loaded("packed").function, operands, arguments)
 
     @property
@@ -203,6 +205,10 @@ class Kernel:
         text, options = self.made
         if kind in options.geometry:
             return self.source
+        if self.spec.value_scale is not None:
+            raise UsageError(
+                f"{self.name}: 8-bit floats are taken by dense calls alone, not by {kind}: give it bfloat16"
+            )
         kept = {kind, *options.geometry} - {"pieces"}
         wider = replace(options, geometry=tuple(g for g in GEOMETRIES if g in kept))
         return targets.emit(self.plan, text, wider, self.proof.summary() if self.proof is not None else ())

@@ -173,6 +173,16 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         lambda f, q, k, v: f(attngen.quantize(q, heads=2, rotate=True), *map(attngen.quantize, (k, v))),
         "rotate q and k, or neither, and not v",
     ),
+    "lengths": (
+        CAUSAL,
+        lambda f, q, k, v: f(*(x.to(E4M3) for x in (q, k, v)), k_stop=torch.ones(2, dtype=torch.int32)),
+        "8-bit floats are taken by dense calls alone, not by lengths",
+    ),
+    "an unknown argument": (
+        CAUSAL,
+        lambda f, q, k, v: f(attngen.quantize(q, heads=2), *map(attngen.quantize, (k, v)), slope=1.0),
+        "unexpected keyword argument 'slope'",
+    ),
     "smooth queries": (
         CAUSAL,
         lambda f, q, k, v: f(attngen.quantize(q, heads=2, smooth=True), *map(attngen.quantize, (k, v))),
@@ -237,3 +247,15 @@ def test_what_is_no_tensor_for_it_is_refused() -> None:
         attngen.quantize(torch.zeros(1, 4, 2, 48), rotate=True)
     with pytest.raises(attngen.UsageError, match="8-bit floats are for kernels that were compiled for target triton"):
         attngen.compile(CAUSAL, target="torch")(*[attngen.quantize(torch.zeros(1, 1, 2, 32))] * 3)
+
+
+def test_packed_rows_are_refused() -> None:
+    q, k, v = (x.detach() for x in tensors())
+    given = attngen.quantize(q, heads=2), attngen.quantize(k), attngen.quantize(v)
+    with pytest.raises(attngen.UsageError, match="8-bit floats are taken by dense calls alone: give varlen bfloat16"):
+        attngen.compile(CAUSAL).varlen(*given, cu_seqlens_q=torch.zeros(2, dtype=torch.int32))
+
+
+def test_the_fix_of_weights_that_8_bits_do_not_hold() -> None:
+    text = "attention a\nnormalizer n {\nweight(s) = min(max(s, 0.0), 1.0)\ndenominator = sum + 1\nshift = none\n}\n"
+    assert attngen.compile(f"{text}normalizer = n\n", dtype="fp8").source
