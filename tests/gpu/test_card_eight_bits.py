@@ -96,3 +96,23 @@ def test_gradients_go_straight_through() -> None:
     theirs = torch.autograd.grad(attend(q, k, v), (q, k, v), cotangent)
     for a, b in zip(mine, theirs, strict=True):
         assert error(a, b) <= 0.1
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_rows_that_the_mask_forbids_reach_nothing(dim: int) -> None:
+    """They are NaN, and are cleared in shared memory, in slices of turned values."""
+    attend = attngen.compile("attention kept\nparam valid: bool[B, Sk]\nmask = causal and valid[b, k]\n", dtype="fp8")
+    drawn = torch.Generator("cuda").manual_seed(5)
+    q, k, v = (torch.randn(2, n, 700, dim, generator=drawn, device="cuda").to(torch.float8_e4m3fn) for n in (4, 2, 2))
+    valid = torch.ones(2, 700, dtype=torch.bool, device="cuda")
+    valid[:, 5::7] = False
+    with torch.no_grad():
+        right = attend(q, k, v, valid=valid)
+        for x in (k, v):
+            x.view(torch.uint8).masked_fill_(~valid[:, None, :, None], 0x7F)
+        assert torch.equal(attend(q, k, v, valid=valid), right)
+    s = q.double() @ k.double().nan_to_num().repeat_interleave(2, 1).mT * dim**-0.5
+    i = torch.arange(700, device="cuda")
+    allowed = (i[:, None] >= i) & valid[:, None, None]
+    truth = s.masked_fill(~allowed, -torch.inf).softmax(-1) @ v.double().nan_to_num().repeat_interleave(2, 1)
+    assert error(right, truth) <= 0.04

@@ -86,3 +86,25 @@ ORDERS = {
 def test_a_wrong_order_of_weights_or_values_is_seen(wrong: str) -> None:
     error, _ = forward(text_of("causal"), (128, 128), (1, 2, 1, 130, 190), [ORDERS[wrong]])
     assert not error <= 0.04
+
+
+KEPT = "attention kept\nparam valid: bool[B, Sk]\nmask = causal and valid[b, k]\n"
+
+
+@pytest.mark.parametrize("dims", [(128, 128), slow((64, 64)), slow((256, 256))], ids=str)
+@pytest.mark.parametrize("order", ["its own", "that of keys"])
+def test_rows_that_the_mask_forbids_reach_nothing(dims: tuple[int, int], order: str) -> None:
+    """They are NaN. Values are cleared where they stand: with their places taken for keys, others would be."""
+    changes = (
+        [] if order == "its own" else [("return (place & -16) | ((place & 2) << 2)", "return place\n    return (0)")]
+    )
+    valid = np.ones((1, 300), bool)
+    valid[0, 5::7] = False
+    made = case(KEPT, dims, (1, 2, 1, 300, 300), E4M3, changes, USUAL, valid=valid)
+    k, v = made.k.clone(), made.v.clone()
+    for x in (k, v):
+        x.view(torch.uint8)[:, :, torch.from_numpy(~valid[0])] = 0x7F
+    out = getattr(made.module, made.kernel.name)(made.q, k, v, **made.given)
+    error = relative(out.float(), made.truth().out)
+    assert made.launched[-1] == "_hopper_forward_kernel"
+    assert error <= 0.03 if order == "its own" else not error <= 0.03

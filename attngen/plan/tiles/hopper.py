@@ -172,8 +172,8 @@ def skeletons(t: Traits, own: tuple[int, int] | None, *, sequences: bool = False
     """
     plan = t.plan
     rows = dict(_fastest(t, sequences=sequences and own is None))
-    if plan.attention.value_scale is not None:  # values are turned before a mask of keys could clear them
-        rows = dict(_of_eight_bits(rows)) if plan.keeps_key is None else {}
+    if plan.attention.value_scale is not None:
+        rows = dict(_of_eight_bits(rows))
     fetched = t.fetched
     if fetched is not None and fetched.of_all_batches and (32, 32) in rows:  # eight batches, or heads
         rows |= {(32, 32): replace(rows[32, 32], together=8)}

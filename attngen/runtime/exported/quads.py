@@ -51,6 +51,12 @@ def as_operand(words, layout: gl.constexpr):
     return gl.convert_layout(tile, layout)
 
 
+@gluon.jit
+def key_at(place):
+    """The key whose value stands at this place of turned values, counted from a multiple of 16."""
+    return (place & -16) | ((place & 2) << 2) | ((place & 12) >> 1) | (place & 1)
+
+
 @triton.jit(do_not_specialize=["Hkv", "Sk", "Sk_turned"])
 def turn_values_kernel(
     v_ptr, turned_ptr, Hkv, Sk, Sk_turned, v_strides, Dv: tl.constexpr, KEYS: tl.constexpr, ALIGN: tl.constexpr

@@ -262,7 +262,7 @@ class GluonView:
     def clearing(self) -> str:
         """Clears the rows of the tile of values of a step, yet to be named, whose keys no query may attend to."""
         arguments = ", ".join(self.kept.arguments if self.kept else ())
-        values = "sm90.arrived(rings.v, turn + {}, BK, config.BLOCK_DV)"
+        values = self.values.replace("{}", "turn + {}")
         return f"_clear_rows({values}, {self.tile} * BK, {arguments}, BK, config.BLOCK_DV)"
 
     @property

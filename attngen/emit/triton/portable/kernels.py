@@ -102,7 +102,8 @@ def kept_view(frame: Frame) -> KeptView | None:
     lines = (*code.head_lines, *code.held_lines)
     text = code.results["kept"]
     read = free_names([*lines, text, "Sk"])
-    return KeptView(tuple(n for n in known[1:] if n in read), lines, text)
+    turned = frame.plan.attention.value_scale is not None
+    return KeptView(tuple(n for n in known[1:] if n in read), lines, text, turned)
 
 
 def _whole(code: KernelCode, results: dict[str, Expr]) -> dict[str, str]:

@@ -237,11 +237,17 @@ class HelpersView:
 @dataclass(frozen=True, slots=True)
 class KeptView:
     """The function `_kept_keys`, by which kernels clear the rows of K and V that a condition on the key alone forbids:
-    what it takes beside the keys' positions, its lines, and the condition inside the tensor."""
+    what it takes beside the keys' positions, its lines, and the condition inside the tensor. `turned`: values lie in the
+    order of 8-bit products."""
 
     arguments: tuple[str, ...]
     lines: tuple[str, ...]
     text: str
+    turned: bool = False
+
+    def key(self, place: str) -> str:
+        """The key of a tile whose values stand at this place."""
+        return f"quads.key_at({place})" if self.turned else place
 
     @property
     def parameters(self) -> tuple[str, ...]:
