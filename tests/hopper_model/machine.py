@@ -71,6 +71,7 @@ class Language:
     log2 = pointwise(lambda x: np.log2(x).astype(np.float32))
     log = pointwise(lambda x: np.log(x).astype(np.float32))
     abs = pointwise(np.abs)
+    sigmoid = pointwise(lambda x: (1.0 / (1.0 + np.exp(-x))).astype(np.float32))
 
     @staticmethod
     def program_id(axis: int) -> Tile:

@@ -237,8 +237,8 @@ class HelpersView:
 @dataclass(frozen=True, slots=True)
 class KeptView:
     """The function `_kept_keys`, by which kernels clear the rows of K and V that a condition on the key alone forbids:
-    what it takes beside the keys' positions, its lines, and the condition inside the tensor. `turned`: values lie in the
-    order of 8-bit products."""
+    what it takes beside the keys' positions, its lines, and the condition inside the tensor. `turned`: values lie in
+    the order of 8-bit products."""
 
     arguments: tuple[str, ...]
     lines: tuple[str, ...]
