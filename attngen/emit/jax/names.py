@@ -7,7 +7,8 @@ import functools
 from attngen.emit.text.reserved import BUILTINS, PARTS, POSITIONS, RUNS, template_names, test_names
 
 _LINES = frozenset({
-    "deltas", "drop", "holds", "inv_den", "inv_dens", "inv_keep", "row_lses", "row_ref", "threshold", "turned", "wrong",
+    "deltas", "drop", "holds", "inv_den", "inv_dens", "inv_keep", "key_lists", "listed", "query_lists", "row_lses",
+    "row_ref", "threshold", "turned", "wrong",
 })  # fmt: skip
 """What the lines bind that are not in templates: those of a pair of tiles, of rows and of checks."""
 
