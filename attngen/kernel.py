@@ -17,7 +17,7 @@ from attngen import files, targets
 from attngen.errors import UsageError
 from attngen.foreign import answer
 from attngen.ir.attention import Attention
-from attngen.quantized import Quantized
+from attngen.quantized import Quantized, dequantized
 from attngen.signature import PublicSignature
 from attngen.vocabulary import GEOMETRIES
 
@@ -96,6 +96,7 @@ class Kernel:
     _runtime: Any = field(init=False, default=cast(Any, None))
     _pieces: dict[tuple[bool, bool], tuple[Piece, Kernel]] = field(init=False, default=cast(Any, None))
     _narrow: Kernel | None = field(init=False, default=None)
+    _mean_seen: str | None = field(init=False, default=None)
     __signature__ = PublicSignature()
 
     @property
@@ -131,7 +132,7 @@ class Kernel:
         """
         arguments = {**self.captured, **arguments} if self.captured else arguments
         _refuse_spread(self.name, operands, arguments)
-        if any(isinstance(x, Quantized) for x in operands):
+        if any(isinstance(x, Quantized) for x in (*operands, *arguments.values())):
             raise UsageError(f"{self.name}: 8-bit floats are taken by dense calls alone: give varlen bfloat16")
         return _called(self.loaded("packed").function, operands, arguments)
 
@@ -156,11 +157,17 @@ class Kernel:
         self._load_narrow()
         return cast("Kernel", self._narrow)
 
+    def sees_mean(self) -> str | None:
+        """Why keys must keep their mean (`KernelPlan.sees_mean`)."""
+        self._load_narrow()
+        return self._mean_seen
+
     def _load_narrow(self) -> None:
         if self._narrow is None:
             from attngen import eight_bits
 
             own = self if self.spec.value_scale is not None else eight_bits.kernel_of(self)
+            object.__setattr__(self, "_mean_seen", self.plan.sees_mean)
             object.__setattr__(self, "_narrow", own)
 
     def _load_runtime(self) -> None:
@@ -404,6 +411,7 @@ class Kernel:
         """The same result by the definition: dense, float64, NumPy. Takes arrays or tensors, in the target's order."""
         from attngen.reference import evaluate
 
+        q, k, v = (dequantized(x) if isinstance(x, Quantized) else x for x in (q, k, v))
         heads_inside = targets.named(self.target).takes_jax
         if heads_inside:
             q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))

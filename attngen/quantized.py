@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 LARGEST = 448.0
 """Of float8_e4m3fn."""
+SMALLEST = 2.0**-100
+"""A tensor with no larger number has this one's factor, which float32 holds."""
 
 
 class Quantized(NamedTuple):
@@ -45,9 +47,10 @@ def quantize(
 ) -> Quantized:
     """`x` (B, H, S, D), a float tensor, as 8-bit floats. Give the result to a kernel in the place of q, k or v.
 
-    Each number is divided by a factor, so that the largest is 448, the largest that float8_e4m3fn has. With
-    `granularity` "head" there is a factor for each batch and KV head, with "tensor" one for all. `heads`: how many KV
-    heads there are, for a q that has more (default: H).
+    Each number is divided by a factor, the least power of two that leaves none above 448, the largest that
+    float8_e4m3fn has: so what the result stands for is exact in bfloat16. With `granularity` "head" there is a factor
+    for each batch and KV head, with "tensor" one for all. `heads`: how many KV heads there are, for a q that has more
+    (default: H).
 
     Of k alone, `smooth` subtracts the mean over the sequence, which adds one number to all scores of a query; kernels
     refuse it where that changes the result. `rotate`, of both q and k, spreads outliers over the head dim by a Hadamard
@@ -63,17 +66,18 @@ def quantize(
         raise UsageError(f'granularity must be "head" or "tensor", not {granularity!r}')
     B, H, S, D = x.shape
     heads = H if heads is None else heads
-    if heads < 1 or H % heads:
-        raise UsageError(f"heads must divide the {H} heads of x, not {heads}")
+    if type(heads) is not int or heads < 1 or H % heads:
+        raise UsageError(f"heads must divide the {H} heads of x, not {heads!r}")
     exact = x.detach().float()
-    mean = exact.mean(2, keepdim=True) if smooth else None
+    mean = exact.sum(2, keepdim=True) / max(S, 1) if smooth else None
     exact = exact if mean is None else exact - mean
     if rotate:
         exact, mean = turned(exact), None if mean is None else turned(mean)
     grouped: Any = exact.unflatten(1, (heads, H // heads))
     most: Any = grouped.abs().amax((2, 3, 4)) if S and D else exact.new_zeros(B, heads)
     most = most.amax().expand(B, heads) if granularity == "tensor" and most.numel() else most
-    descale = torch.where(most > 0.0, most / LARGEST, 1.0)
+    part, exponent = torch.frexp(most.clamp(min=SMALLEST) / LARGEST)
+    descale = torch.where(most > 0.0, torch.ldexp(torch.where(part > 0.5, 1.0, 0.5), exponent), 1.0)
     values = (grouped / descale[:, :, None, None, None]).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
     return Quantized(values.flatten(1, 2), descale, mean, rotate, x)
 
@@ -96,4 +100,5 @@ def turned(x: Tensor) -> Tensor:
     matrix = torch.ones(1, 1, device=x.device)
     while len(matrix) < D:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
-    return x @ (matrix / D**0.5)
+    with torch.autocast(x.device.type, enabled=False):
+        return x @ (matrix / D**0.5)

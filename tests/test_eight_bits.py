@@ -66,11 +66,11 @@ WAYS: dict[str, dict[str, bool]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_gradients_go_straight_through(way: str) -> None:
+@pytest.mark.parametrize(("way", "offset"), [*((way, 2.0) for way in WAYS), ("smooth", 30.0), ("both", 30.0)])
+def test_gradients_go_straight_through(way: str, offset: float) -> None:
     """To the tensors that were quantized, and to params; keys have a mean, which smoothing takes off."""
     attend = attngen.compile(ALIBI)
-    q, k, v = tensors(offset=2.0)
+    q, k, v = tensors(offset=offset)
     slope = torch.tensor([0.5, 0.25, 0.125, 0.0625], requires_grad=True)
     rotate = WAYS[way].get("rotate", False)
     given = attngen.quantize(q, heads=2, rotate=rotate), attngen.quantize(k, **WAYS[way]), attngen.quantize(v)  # pyright: ignore
@@ -85,6 +85,43 @@ def test_gradients_go_straight_through(way: str) -> None:
     ]
     for a, b in zip(*gradients, strict=True):
         assert a.dtype is b.dtype and error(a, b) <= 0.12
+
+
+def test_gradients_of_large_scores() -> None:
+    """What the factors multiply is exact in bfloat16, rotated or not: the rows of weights sum to 1."""
+    attend = attngen.compile(CAUSAL)
+    q, k, v = (x.detach() for x in tensors(dim=64))
+    q, k = (x * 6.0 for x in (q, k))
+    for rotate in (False, True):
+        narrow = [attngen.quantize(q, heads=2, rotate=rotate), attngen.quantize(k, rotate=rotate), attngen.quantize(v)]
+        stands = [dequantized(x).requires_grad_() for x in narrow]
+        given = [x._replace(source=s) for x, s in zip(narrow, stands, strict=True)]
+        mine, theirs = attend(*given), attend(*stands)
+        for a, b in zip(*(torch.autograd.grad(x.float().square().sum(), stands) for x in (mine, theirs)), strict=True):
+            assert error(a, b) <= 0.03
+
+
+def test_gradients_are_of_what_needs_them_and_once() -> None:
+    attend = attngen.compile(CAUSAL)
+    q, k, v = tensors()
+    given = attngen.quantize(q, heads=2), attngen.quantize(k.detach()), attngen.quantize(v.detach())
+    (once,) = torch.autograd.grad(attend(*given).float().square().sum(), q, create_graph=True)
+    assert k.grad is None and once.abs().sum() > 0
+    with pytest.raises(attngen.UsageError, match="a second derivative is not computed"):
+        torch.autograd.grad(once.square().sum() + q.sum(), q)
+    for options, said in (({"forward": True}, "without forward=True"), ({"dtype": "fp16"}, 'without dtype="fp16"')):
+        other = attngen.compile(CAUSAL, **options)  # pyright: ignore
+        with pytest.raises(attngen.UsageError, match=said):
+            other(*given)
+        with torch.no_grad():
+            assert error(other(*given), attend(*given)) <= 0.01
+
+
+def test_nothing_to_attend_to() -> None:
+    q, k, v = (x.detach() for x in tensors())
+    given = attngen.quantize(q, heads=2), attngen.quantize(k[:, :, :0], smooth=True), attngen.quantize(v[:, :, :0])
+    out, lse = attngen.compile("attention a\n")(*given, return_lse=True)
+    assert not out.any() and (lse == -float("inf")).all()
 
 
 def test_smoothing_helps_where_keys_have_a_mean() -> None:
@@ -183,6 +220,21 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         lambda f, q, k, v: f(attngen.quantize(q, heads=2), *map(attngen.quantize, (k, v)), slope=1.0),
         "unexpected keyword argument 'slope'",
     ),
+    "a tensor too many": (
+        CAUSAL,
+        lambda f, q, k, v: f(attngen.quantize(q, heads=2), *map(attngen.quantize, (k, v, v))),
+        "takes q, k and v and then named arguments, not 4 tensors",
+    ),
+    "one twice": (
+        CAUSAL,
+        lambda f, q, k, v: f(attngen.quantize(q, heads=2), *map(attngen.quantize, (k, v)), q=q),
+        "takes q, k and v and then named arguments, not q twice",
+    ),
+    "smooth keys": (
+        CAUSAL,
+        lambda f, q, k, v: f(attngen.quantize(q, heads=2), attngen.quantize(k, smooth=True), attngen.quantize(v)),
+        'keys are smooth for kernels that were compiled without dtype="fp8"',
+    ),
     "smooth queries": (
         CAUSAL,
         lambda f, q, k, v: f(attngen.quantize(q, heads=2, smooth=True), *map(attngen.quantize, (k, v))),
@@ -191,6 +243,10 @@ WRONG: dict[str, tuple[str, Any, str]] = {
 }
 SMOOTH: dict[str, tuple[str, str]] = {
     "a soft cap": ("score = softcap(qk * scale, 30.0)\n", "the score is not scale * q . k and terms without q . k"),
+    "a step": (
+        "score = qk * scale + (3.0 if qk > 0.0 else 0.0)\n",
+        "the score is not scale * q . k and terms without q . k",
+    ),
     "a sink": (
         "param s: f32[Hq]\nnormalizer = softmax(sink = s[h])\n",
         "the normalizer `softmax` is not softmax alone",

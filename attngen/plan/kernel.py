@@ -18,7 +18,7 @@ from attngen.plan.chips import Burden
 from attngen.plan.gpu_walks import GpuWalks, gpu_walks
 from attngen.plan.hopper import HopperPlan
 from attngen.plan.ints.choices import Choices, choices
-from attngen.plan.ints.facts import Facts, facts
+from attngen.plan.ints.facts import Facts, enters_as_product, facts
 from attngen.plan.ints.renaming import planner_takes, with_safe_sizes
 from attngen.plan.levels import Level, is_dear, level_of
 from attngen.plan.limits import Limits
@@ -120,7 +120,8 @@ class KernelPlan:
         """
         if self.weights.form is not Form.EXPONENTIAL or self.weights.extra is not None or not self.weights.sums:
             return f"the normalizer `{self.attention.normalizer.name}` is not softmax alone"
-        if not is_literal(self.d_pair, 1) or self.d_factor != Symbol("scale", Type.FLOAT):
+        linear = is_literal(self.d_pair, 1) and self.d_factor == Symbol("scale", Type.FLOAT)
+        if not linear or not enters_as_product(self.attention):  # a step in q . k has a derivative of 0
             return "the score is not scale * q . k and terms without q . k"
         return None
 
