@@ -177,6 +177,15 @@ def test_torch_compile_and_pickles() -> None:
     assert torch.equal(pickle.loads(pickle.dumps(attend))(q, k, v, **factors), plain)
 
 
+def test_one_graph_without_gradients() -> None:
+    attend = attngen.compile(CAUSAL)
+    q, k, v = (x.detach() for x in tensors())
+    given = attngen.quantize(q, heads=2), attngen.quantize(k, smooth=True), attngen.quantize(v)
+    compiled: Any = torch.compile(lambda *given: attend(*given, return_lse=True), fullgraph=True, backend="aot_eager")
+    for mine, theirs in zip(compiled(*given), attend(*given, return_lse=True), strict=True):
+        assert error(mine, theirs) <= 1e-6
+
+
 CAUSAL = "attention a\nmask = causal\n"
 WRONG: dict[str, tuple[str, Any, str]] = {
     "another dtype": (CAUSAL, lambda f, q, k, v: f(q, k, v), "q must be float8_e4m3fn, not torch.float16"),
