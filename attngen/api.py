@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from attngen import files, targets
 from attngen.chain import callable_spec, plan, prove
 from attngen.consts import const
-from attngen.errors import Refuted, Source, SpecError, SpecWarning, Unproved, UsageError
+from attngen.errors import NOWHERE, Refuted, Source, SpecError, SpecWarning, Unproved, UsageError
 from attngen.ir.attention import Attention
 from attngen.kernel import Kernel
 from attngen.runtime import forked
@@ -65,6 +65,13 @@ def options(
     pair = isinstance(cast(Any, tile), tuple | list) and len(cast(Any, tile)) == 2
     if tile is not None and not (pair and all(_is_tile_size(size) for size in tile)):
         raise UsageError(f"tile {tile!r} must be two powers of two from 16 to 512: (query rows, key columns)")
+    if tile is not None and dtype == NARROW:
+        from attngen.plan.numerics import E4M3, least_keys
+
+        least = least_keys(min(E4M3.itemsizes))
+        if tile[1] < least:
+            said = f"a tile of 8-bit floats has at least {least} keys, not {tile[1]}"
+            raise UsageError(f"{said}: write `tile={tile[0]},{least}`, or leave out `dtype=fp8`")
     if arch not in SOURCE_ARCHITECTURES:
         raise UsageError(f"no architecture {arch!r}; there are {', '.join(SOURCE_ARCHITECTURES)}")
     dims = (head_dim, head_dim) if isinstance(head_dim, int) else head_dim
@@ -141,7 +148,7 @@ def analyse(
     from attngen.syntax.parser import parse
 
     found = analyse_module(parse(source), source, dict(consts or {}))
-    found = found if tile is None else replace(found, tile=tile)
+    found = found if tile is None else replace(found, tile=tile, tile_span=NOWHERE)
     if dtype != NARROW:
         return found
     from attngen.ir.narrow import narrowed

@@ -33,7 +33,7 @@ from attngen.analyse.scope import (
     Scope,
     Value,
 )
-from attngen.errors import InternalError, Source
+from attngen.errors import NOWHERE, InternalError, Source
 from attngen.ir import attention as ir, build, walk
 from attngen.ir.nodes import Expr, Literal, Scalar, Storage
 from attngen.syntax import ast
@@ -73,6 +73,7 @@ class _Analysis:
         self._mask: Expr | None = build.TRUE
         self._dropout: Expr | None = None
         self._tile: tuple[int, int] | None = None
+        self._tile_span = NOWHERE
         self._assumes: list[Expr] = []
 
     def take(self, statement: ast.Statement) -> None:
@@ -94,7 +95,7 @@ class _Analysis:
             case ast.Dropout():
                 self._dropout = self._probability(statement.value)
             case ast.Tile():
-                self._tile = self._tile_sizes(statement)
+                self._tile, self._tile_span = self._tile_sizes(statement), statement.span
             case ast.Assume():
                 fact = self._fact(statement.value, self._scope(ASSUME), "assume")
                 if fact is not None:
@@ -120,6 +121,7 @@ class _Analysis:
             dropout=self._dropout,
             tile=self._tile,
             assumes=tuple(self._assumes),
+            tile_span=self._tile_span,
         )
 
     # ------------------------------------------------------------ expressions

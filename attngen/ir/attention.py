@@ -104,6 +104,7 @@ class Attention:
     assumes: tuple[Expr, ...]  # facts about sizes and params
     origin: Origin = Origin()  # of what dropout counts, if there is some
     value_scale: Expr | None = None  # what results are multiplied by, where q, k and v are 8-bit floats (`ir.narrow`)
+    tile_span: Span = field(default=NOWHERE, compare=False, kw_only=True)
 
     def param(self, name: str) -> Param:
         return next(p for p in self.params if p.name == name)

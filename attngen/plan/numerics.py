@@ -39,10 +39,19 @@ E4M3 = Numerics(itemsizes=(1,), raised=8, chips=frozenset({"sm_90", "sm_100"}))
 """8-bit floats with 4 bits of exponent: up to 448, with 4 binary digits from 2**-6 on, and steps of 2**-9 below."""
 
 
+def least_keys(itemsize: int) -> int:
+    """Of a tile, with elements of so many bytes: a product sums over its keys, and one of 8 bits over 32 at least."""
+    return 32 if itemsize == 1 else 16
+
+
 def numerics(attention: Attention, weights: Weights, facts: Facts) -> Numerics:
-    """Raises `SpecError` where weights of 8 bits might not hold those of the spec."""
+    """Raises `SpecError` where weights of 8 bits might not hold those of the spec, or its tile has too few keys."""
     if attention.value_scale is None:
         return WIDE
+    least = least_keys(min(E4M3.itemsizes))
+    if attention.tile is not None and attention.tile[1] < least:
+        said = f"a tile of 8-bit floats has at least {least} keys, not {attention.tile[1]}"
+        raise SpecError([Diagnostic("tile", said, attention.tile_span, f"write k = {least}, or compute in bf16")])
     if attention.dropout is not None:
         span = attention.dropout.span
         raise _refused("dropout divides weights by what it keeps", span, "leave `dropout` out: it is for training")

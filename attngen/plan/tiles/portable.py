@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from attngen.plan.chips import SHARED_MEMORY, Burden, Loads
-from attngen.plan.numerics import WIDE, Numerics
+from attngen.plan.numerics import WIDE, Numerics, least_keys
 
 HEAD_BLOCKS = (16, 32, 64, 128, 256)
 KERNELS = ("forward", "dkdv", "dq")
@@ -144,14 +144,15 @@ def fitted(kernel: str, tile: Tile, chip: str, itemsize: int, head_block: int, l
     """`tile` with fewer stages, then fewer walked rows, then fewer held rows, until it fits the chip."""
     room = SHARED_MEMORY[chip] * 1024
     walked, held = ("queries", "keys") if kernel == "dkdv" else ("keys", "queries")
+    least = {"queries": 16, "keys": least_keys(itemsize)}
     while shared_bytes(kernel, tile, chip, itemsize, head_block, loads) > room:
         if tile.stages > 1:
             tile = replace(tile, stages=tile.stages - 1)
-        elif getattr(tile, walked) > 16 and getattr(tile, walked) * 2 > getattr(tile, held):
+        elif getattr(tile, walked) > least[walked] and getattr(tile, walked) * 2 > getattr(tile, held):
             tile = replace(tile, **{walked: getattr(tile, walked) // 2})
-        elif getattr(tile, held) > 16:
+        elif getattr(tile, held) > least[held]:
             tile = replace(tile, **{held: getattr(tile, held) // 2})
-        elif getattr(tile, walked) > 16:
+        elif getattr(tile, walked) > least[walked]:
             tile = replace(tile, **{walked: getattr(tile, walked) // 2})
         else:
             break
@@ -195,16 +196,17 @@ def asked(kernel: str, own: tuple[int, int], chip: str, itemsize: int, head_bloc
     if chip == "cpu":
         return tile
     amd = chip == "gfx942"  # 64 threads a warp; with eight warps a thread would have half the registers
-    most = 128 if amd else 96 if itemsize == 2 else 28
+    most = 128 if amd else 28 if itemsize == 4 else 96
     a_pair = 2 if kernel == "dq" else 1
 
     def share() -> int:
         return tile.queries * (a_pair * tile.keys + head_block) // (tile.warps * (64 if amd else 32))
 
     if not amd:
-        tile = replace(tile, warps=8 if share() > most * 2 // 3 else 4, stages=2 if itemsize == 2 else 1)
-    while share() > most and max(tile.queries, tile.keys) > 16:
-        narrower = tile.keys > 16 and tile.keys * 4 > tile.queries
+        tile = replace(tile, warps=8 if share() > most * 2 // 3 else 4, stages=1 if itemsize == 4 else 2)
+    least = least_keys(itemsize)
+    while share() > most and (tile.queries > 16 or tile.keys > least):
+        narrower = tile.keys > least and tile.keys * 4 > tile.queries
         tile = replace(tile, keys=tile.keys // 2) if narrower else replace(tile, queries=tile.queries // 2)
     return tile
 

@@ -1,0 +1,51 @@
+"""What kernels of 8-bit floats refuse: each in one message that names the way out."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hopper_model.cases import EXAMPLES
+
+import attngen
+from attngen import api
+from attngen.errors import Source
+from attngen.plan.footprint import loads_of
+from attngen.plan.split import shares
+from attngen.plan.tiles.portable import Tile, fitted, shared_bytes, table
+
+CAUSAL = "attention a\nmask = causal\n"
+NAMES = [n for n in sorted(path.stem for path in EXAMPLES.glob("*.attn")) if n != "dropout"]
+HEAD_BLOCKS = (32, 64, 128, 256)
+KIB = {"sm_90": 227, "sm_100": 227, "cpu": 1 << 20}
+
+
+@pytest.mark.parametrize("own", [None, (64, 32), (256, 256)])
+@pytest.mark.parametrize("name", NAMES)
+def test_tiles_have_the_keys_that_a_product_of_8_bits_sums_over(name: str, own: tuple[int, int] | None) -> None:
+    source = Source((EXAMPLES / f"{name}.attn").read_text(), name)
+    plan = api.checked_plan(source, tile=own, dtype="fp8")[1]
+    loads = loads_of(plan)
+    for row in table(plan.attention.tile, plan.burden, loads, plan.numerics):
+        assert row.chip == "cpu" or (row.itemsize == 1 and row.forward.keys >= 32), row
+        if row.head_block in HEAD_BLOCKS:
+            bytes_ = shared_bytes("forward", row.forward, row.chip, row.itemsize, row.head_block, loads)
+            assert bytes_ <= KIB[row.chip] * 1024, row
+    for share in shares(plan.attention.tile, plan.burden, loads.chosen, plan.numerics).values():
+        assert min(share.keys, share.area // max(HEAD_BLOCKS)) >= 32
+
+
+def test_keys_are_kept_where_room_is_short() -> None:
+    """Rows of queries go first; of 16 bits 16 keys are left."""
+    for itemsize, least in ((1, 32), (2, 16)):
+        tile = fitted("forward", Tile(512, 512, 4, 1), "gfx942", itemsize, 256)
+        assert tile.keys >= least
+
+
+def test_a_tile_of_fewer_keys_is_refused() -> None:
+    with pytest.raises(attngen.UsageError, match=r"at least 32 keys, not 16: write `tile=64,32`, or leave out"):
+        attngen.compile(CAUSAL, dtype="fp8", tile=(64, 16))
+    with pytest.raises(attngen.SpecError, match=re.escape("at least 32 keys, not 16")) as found:
+        attngen.compile(CAUSAL + "tile q = 64, k = 16\n", dtype="fp8")
+    assert "<string>:3:1: error[tile]" in str(found.value) and "write k = 32" in str(found.value)
+    assert attngen.compile(CAUSAL + "tile q = 64, k = 16\n").spec.tile == (64, 16)
