@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 
@@ -16,6 +17,16 @@ class _Generated(Protocol):
     def source(self) -> str: ...
     @property
     def name(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A default that the source names, as `torch.bfloat16`: shown as it is written there."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 class PublicSignature:
@@ -35,6 +46,13 @@ def _parameters(node: ast.FunctionDef) -> Iterator[inspect.Parameter]:
     keywords = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
     given = [(a, None, inspect.Parameter.POSITIONAL_OR_KEYWORD) for a in node.args.args]
     for a, default, kind in (*given, *((a, d, inspect.Parameter.KEYWORD_ONLY) for a, d in keywords)):
-        value = empty if default is None else ast.literal_eval(default)
+        value = empty if default is None else _value(default)
         annotation = empty if a.annotation is None else ast.unparse(a.annotation)
         yield inspect.Parameter(a.arg, kind, default=value, annotation=annotation)
+
+
+def _value(default: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(default)
+    except ValueError:
+        return Named(ast.unparse(default))

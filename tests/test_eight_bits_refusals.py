@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from typing import Any
 
 import pytest
 from hopper_model.cases import EXAMPLES
@@ -49,3 +51,10 @@ def test_a_tile_of_fewer_keys_is_refused() -> None:
         attngen.compile(CAUSAL + "tile q = 64, k = 16\n", dtype="fp8")
     assert "<string>:3:1: error[tile]" in str(found.value) and "write k = 32" in str(found.value)
     assert attngen.compile(CAUSAL + "tile q = 64, k = 16\n").spec.tile == (64, 16)
+
+
+def test_the_signature_names_the_dtype_of_results() -> None:
+    kernel: Any = attngen.compile(CAUSAL, dtype="fp8")
+    shown = inspect.signature(kernel)
+    assert repr(shown.parameters["out_dtype"].default) == "torch.bfloat16"
+    assert "q_descale" in str(shown) and "out_dtype" in kernel._repr_html_()
