@@ -58,3 +58,11 @@ def test_the_signature_names_the_dtype_of_results() -> None:
     shown = inspect.signature(kernel)
     assert repr(shown.parameters["out_dtype"].default) == "torch.bfloat16"
     assert "q_descale" in str(shown) and "out_dtype" in kernel._repr_html_()
+
+
+def test_a_param_with_the_name_of_an_argument_is_refused() -> None:
+    text = "attention a\nparam out_dtype: f32\nscore = qk * scale + out_dtype\n"
+    with pytest.raises(attngen.SpecError, match="`out_dtype` is an argument of kernels of 8-bit floats") as found:
+        attngen.compile(text, dtype="fp8")
+    assert "<string>:2:" in str(found.value) and "give it another name" in str(found.value)
+    assert attngen.compile(text).spec.params[0].name == "out_dtype"

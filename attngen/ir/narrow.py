@@ -20,15 +20,18 @@ from attngen.ir.nodes import Apply, Expr, Load, Op, Scalar, Storage, Symbol, Typ
 from attngen.ir.walk import substitute
 
 DESCALES = ("q_descale", "k_descale", "v_descale")
+_RESULT = "out_dtype"
+"""The argument that names the dtype of results."""
 _SHAPE = (index("B"), index("Hkv"))
 _OWN = (index("b"), index("hkv"))
 _QK, _SCALE = Symbol("qk", Type.FLOAT), Symbol("scale", Type.FLOAT)
 
 
 def narrowed(attention: Attention) -> Attention:
-    """Raises `SpecError` where a name of the spec is one of `DESCALES`."""
+    """Raises `SpecError` where a name of the spec is one of `DESCALES`, or a param has that of another argument."""
     taken = {p.name: p.span for p in attention.params}
     clash = next((name for name in DESCALES if name in taken or name in attention.sizes), None)
+    clash = _RESULT if clash is None and _RESULT in taken else clash
     if clash is not None:
         said = f"`{clash}` is an argument of kernels of 8-bit floats"
         raise SpecError(
