@@ -178,6 +178,7 @@ class Kernel:
 
     def pieces(self) -> Any:
         """The functions over pieces of PyTorch's tensors, as files carry them (`attngen.torch_pieces`)."""
+        self._refuse_pieces()
         self._load_runtime()
         return self._runtime
 
@@ -213,12 +214,18 @@ class Kernel:
         if kind in options.geometry:
             return self.source
         if self.spec.value_scale is not None:
-            raise UsageError(
-                f"{self.name}: 8-bit floats are taken by dense calls alone, not by {kind}: give it bfloat16"
-            )
+            raise self._dense_alone(kind)
         kept = {kind, *options.geometry} - {"pieces"}
         wider = replace(options, geometry=tuple(g for g in GEOMETRIES if g in kept))
         return targets.emit(self.plan, text, wider, self.proof.summary() if self.proof is not None else ())
+
+    def _dense_alone(self, kind: str) -> UsageError:
+        said = f"8-bit floats are taken by dense calls alone, not by {kind}"
+        return UsageError(f"{self.name}: {said}: compile without dtype=fp8, and give it bfloat16")
+
+    def _refuse_pieces(self) -> None:
+        if self.spec.value_scale is not None:
+            raise self._dense_alone("pieces")
 
     def piece(self, *, each: bool = False, clipped: bool = False) -> tuple[Piece, Kernel]:
         """The kernel of a piece of a longer sequence (`ir.pieces`), compiled and proved when it is first asked for."""
@@ -228,6 +235,7 @@ class Kernel:
     def _load_piece(self, each: bool, clipped: bool) -> None:
         from attngen import chain, pieces
 
+        self._refuse_pieces()
         if (each, clipped) in (self._pieces or {}):
             return
         if self.made is None:
@@ -248,6 +256,7 @@ class Kernel:
 
     def _pieces_module(self) -> Any:
         """The module that computes with pieces of this target's arrays."""
+        self._refuse_pieces()
         if targets.named(self.target).takes_jax:
             from attngen import jax_pieces
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hopper_model.cases import EXAMPLES
 
 import attngen
 from attngen import api
+from attngen.cli.main import main
 from attngen.errors import Source
 from attngen.plan.footprint import loads_of
 from attngen.plan.split import shares
@@ -66,3 +69,27 @@ def test_a_param_with_the_name_of_an_argument_is_refused() -> None:
         attngen.compile(text, dtype="fp8")
     assert "<string>:2:" in str(found.value) and "give it another name" in str(found.value)
     assert attngen.compile(text).spec.params[0].name == "out_dtype"
+
+
+def test_pieces_are_refused_by_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    kernel = attngen.compile(CAUSAL, dtype="fp8")
+    q = torch.zeros(1, 2, 40, 32).to(torch.float8_e4m3fn)
+    out, lse = torch.zeros(1, 2, 40, 32), torch.zeros(1, 2, 40)
+    place = {"q_offset": 0, "k_offset": 0, "Sq": 40, "Sk": 40}
+    for called in (
+        kernel.piece,
+        kernel.pieces,
+        lambda: kernel.partial(q, q, q, **place),
+        lambda: kernel.partial_backward(q, q, q, out, out, lse, **place),
+        lambda: kernel.merge([(out, lse)]),
+        lambda: kernel.finish(out, lse),
+        lambda: kernel.finish_backward(out, out, lse),
+    ):
+        with pytest.raises(attngen.UsageError, match="taken by dense calls alone, not by pieces: compile without"):
+            called()
+    with pytest.raises(attngen.UsageError, match="not by packed"):
+        kernel.varlen(q, q, q)
+    spec = tmp_path / "c.attn"
+    spec.write_text(CAUSAL)
+    assert main(["verify", str(spec), "--dtype", "fp8", "--geometry", "pieces", "--device", "cpu"]) == 2
+    assert "kernels of 8-bit floats take dense tensors alone: leave out `--geometry`" in capsys.readouterr().err

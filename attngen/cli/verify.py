@@ -184,7 +184,7 @@ def _options(args: Namespace, geometry: str) -> Options:
     if geometry == "pieces" and not targets.named(args.target).pieces:
         able = targets.listed([target for target in targets.TARGETS.values() if target.pieces], "and")
         raise UsageError(f"pieces are for the targets {able}, not for {args.target}")
-    own = () if geometry == "pieces" else (geometry,)
+    own = () if geometry == "pieces" and args.dtype is None else (geometry,)
     return api.options(args.target, args.precision, args.tile, dtype=args.dtype, geometry=own)
 
 
