@@ -80,6 +80,8 @@ def options(
         raise UsageError(f"head_dim {head_dim!r} must be an int from 1 to 256, or two: (of q and k, of v)")
     if dtype is not None and dtype not in FILE_DTYPES:
         raise UsageError(f"no dtype {dtype!r}; there are {', '.join(FILE_DTYPES)}")
+    if dtype == NARROW:
+        _refuse_beyond_narrow(arch, dims)
     _flag("forward", forward)
     if dtype == NARROW and not {*geometry} <= {"dense"}:
         raise UsageError("kernels of 8-bit floats take dense tensors alone: leave out `geometry=`, or `dtype=fp8`")
@@ -112,6 +114,14 @@ def options(
         tuned=tpu,
         tuned_gpu=gpu,
     )
+
+
+def _refuse_beyond_narrow(arch: str, head_dim: tuple[int, int] | None) -> None:
+    from attngen.plan.numerics import beyond_narrow
+
+    why = beyond_narrow(arch, head_dim)
+    if why is not None:
+        raise UsageError(why)
 
 
 def _names(argument: str, given: Any) -> Collection[str]:

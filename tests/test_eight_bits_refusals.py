@@ -93,3 +93,31 @@ def test_pieces_are_refused_by_name(capsys: pytest.CaptureFixture[str], tmp_path
     spec.write_text(CAUSAL)
     assert main(["verify", str(spec), "--dtype", "fp8", "--geometry", "pieces", "--device", "cpu"]) == 2
     assert "kernels of 8-bit floats take dense tensors alone: leave out `--geometry`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--arch", "sm_80"], "not sm_80: write `--arch sm_90` or `--arch sm_100`, or leave out `--dtype fp8`"),
+        (["--arch", "gfx942"], "not gfx942: write"),
+        (["--arch", "sm_86", "--emit", "ptx"], "not sm_86: write"),
+        (["--head-dim", "24"], "from 32 on, not 24 and 24: choose another `--head-dim`, or leave out"),
+        (["--head-dim", "64/16"], "from 32 on, not 64 and 16"),
+        (["--head-dim", "24", "--emit", "ptx"], "from 32 on, not 24 and 24"),
+    ],
+)
+def test_chips_and_head_dims_without_8_bits_are_refused(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    spec, file = tmp_path / "c.attn", tmp_path / "c.out"
+    spec.write_text(CAUSAL)
+    assert main(["compile", str(spec), "--dtype", "fp8", *given, "-o", str(file)]) == 2
+    assert said in capsys.readouterr().err and not file.exists()
+    with pytest.raises(attngen.UsageError, match="not sm_80"):
+        attngen.compile(CAUSAL, dtype="fp8", arch="sm_80")
+
+
+@pytest.mark.parametrize("chosen", [{"arch": "sm_100"}, {"arch": "portable"}, {"head_dim": (192, 128)}])
+def test_those_that_have_8_bits_are_taken(chosen: dict[str, Any]) -> None:
+    assert api.options(dtype="fp8", **chosen).dtype == "fp8"
+    assert api.options(arch="sm_80", head_dim=24, dtype="bf16").arch == "sm_80"

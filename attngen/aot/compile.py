@@ -21,7 +21,8 @@ from attngen.errors import InternalError, UsageError
 from attngen.extras import lacking
 from attngen.ir.attention import Attention
 from attngen.ir.nodes import Storage
-from attngen.vocabulary import FILE_DTYPES
+from attngen.plan.numerics import beyond_narrow
+from attngen.vocabulary import FILE_DTYPES, NARROW
 
 TARGETS = {
     "sm_80": ("cuda", 80, 32),
@@ -89,7 +90,7 @@ class Request:
     grouped: Call | None = None
 
 
-def require(kind: str, *, arch: str, dtype: str) -> None:
+def require(kind: str, *, arch: str, dtype: str, head_dim: tuple[int, int] | None = None) -> None:
     """Raises `UsageError` where there is no such binary, or no compiler to make it."""
     if arch not in TARGETS:
         raise UsageError(f"no architecture {arch!r}; there are {', '.join(TARGETS)}")
@@ -100,6 +101,9 @@ def require(kind: str, *, arch: str, dtype: str) -> None:
     if TARGETS[arch][0] not in KINDS[kind]:
         fitting = [k for k, backends in KINDS.items() if TARGETS[arch][0] in backends]
         raise UsageError(f"{arch} has no {kind}; ask for {', '.join(fitting)}")
+    why = beyond_narrow(arch, head_dim) if dtype == NARROW else None
+    if why is not None:
+        raise UsageError(why)
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
             raise UsageError(lacking(f"binaries need {package}", package))
@@ -114,7 +118,7 @@ def compile_kernels(
     `head_dim` is (D, Dv); every gradient is asked for. A kernel that is launched in several forms comes several times,
     numbered. Raises UsageError for what does not exist or does not fit the spec's own facts.
     """
-    require(kind, arch=arch, dtype=dtype)
+    require(kind, arch=arch, dtype=dtype, head_dim=head_dim)
     calls, grouped = [_call(attention, SIZES, head_dim)], None
     if "\ndef _hopper_backward_kernel(" in source:
         with suppress(UsageError):  # its facts may ask for as many heads of keys as of queries

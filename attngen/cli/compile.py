@@ -207,7 +207,7 @@ def _compile_binaries(args: Namespace) -> int:
     if arch not in vocabulary.ARCHITECTURES:
         raise UsageError(f"--emit {args.emit} needs a chip: --arch {', '.join(vocabulary.ARCHITECTURES)}")
     dtype = args.dtype or "bf16"
-    aot.require(args.emit, arch=arch, dtype=dtype)
+    aot.require(args.emit, arch=arch, dtype=dtype, head_dim=args.head_dim)
     narrow = dtype if dtype == vocabulary.NARROW else None
     options = api.options(args.target, args.precision, args.tile, dtype=narrow, forward=args.forward)
     kernel = api.build(

@@ -44,6 +44,17 @@ def least_keys(itemsize: int) -> int:
     return 32 if itemsize == 1 else 16
 
 
+def beyond_narrow(arch: str, head_dim: tuple[int, int] | None) -> str | None:
+    """Why kernels of 8-bit floats are for no such chip ("auto", "portable": any) or head dims, with the way out."""
+    if arch not in ("auto", "portable", *E4M3.chips):
+        able = " or ".join(f"`arch={chip}`" for chip in sorted(E4M3.chips, reverse=True))
+        return f"8-bit floats need a chip that multiplies them, not {arch}: write {able}, or leave out `dtype=fp8`"
+    if head_dim is not None and any(d < 32 or d % 16 for d in head_dim):
+        said = f"head dims of 8-bit floats must be multiples of 16, from 32 on, not {head_dim[0]} and {head_dim[1]}"
+        return f"{said}: choose another `head_dim=`, or leave out `dtype=fp8`"
+    return None
+
+
 def numerics(attention: Attention, weights: Weights, facts: Facts) -> Numerics:
     """Raises `SpecError` where weights of 8 bits might not hold those of the spec, or its tile has too few keys."""
     if attention.value_scale is None:
