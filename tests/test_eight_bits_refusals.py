@@ -121,3 +121,23 @@ def test_chips_and_head_dims_without_8_bits_are_refused(
 def test_those_that_have_8_bits_are_taken(chosen: dict[str, Any]) -> None:
     assert api.options(dtype="fp8", **chosen).dtype == "fp8"
     assert api.options(arch="sm_80", head_dim=24, dtype="bf16").arch == "sm_80"
+
+
+@pytest.mark.parametrize(
+    ("weight", "known", "bound"),
+    [
+        ("min(s * 0.01, 1.0)", "at least -1", "max(…, -1.0)"),
+        ("max(s, 0.0)", "at most 1", "min(…, 1.0)"),
+        ("s * 0.01", "from -1 to 1", "max(min(…, 1.0), -1.0)"),
+    ],
+)
+def test_weights_that_8_bits_might_not_hold_are_refused(weight: str, known: str, bound: str) -> None:
+    def normalized(by: str) -> str:
+        lines = ("attention a", "normalizer n {", f"weight(s) = {by}", "denominator = 1", "shift = none", "}")
+        return "\n".join((*lines, "normalizer = n", ""))
+
+    said = f"the weights of normalizer `n` are not known to be {known}"
+    with pytest.raises(attngen.SpecError, match=re.escape(said)) as found:
+        attngen.compile(normalized(weight), dtype="fp8")
+    assert f"bound them, as in {bound}, or compute in bf16" in str(found.value)
+    attngen.compile(normalized(bound.replace("…", weight)), dtype="fp8")

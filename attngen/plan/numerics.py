@@ -59,18 +59,20 @@ def numerics(attention: Attention, weights: Weights, facts: Facts) -> Numerics:
     """Raises `SpecError` where weights of 8 bits might not hold those of the spec, or its tile has too few keys."""
     if attention.value_scale is None:
         return WIDE
-    least = least_keys(min(E4M3.itemsizes))
-    if attention.tile is not None and attention.tile[1] < least:
-        said = f"a tile of 8-bit floats has at least {least} keys, not {attention.tile[1]}"
-        raise SpecError([Diagnostic("tile", said, attention.tile_span, f"write k = {least}, or compute in bf16")])
+    keys = least_keys(min(E4M3.itemsizes))
+    if attention.tile is not None and attention.tile[1] < keys:
+        said = f"a tile of 8-bit floats has at least {keys} keys, not {attention.tile[1]}"
+        raise SpecError([Diagnostic("tile", said, attention.tile_span, f"write k = {keys}, or compute in bf16")])
     if attention.dropout is not None:
         span = attention.dropout.span
         raise _refused("dropout divides weights by what it keeps", span, "leave `dropout` out: it is for training")
-    most = 1.0 if weights.form is Form.EXPONENTIAL else facts.bounds(weights.stream)[1]
-    if most is None or most > 1.0:
-        said = f"the weights of normalizer `{attention.normalizer.name}` are not known to be at most 1"
-        span = attention.normalizer.weight.span
-        raise _refused(said, span, "bound them, as in min(…, 1.0), or compute in bf16")
+    least, most = (0.0, 1.0) if weights.form is Form.EXPONENTIAL else facts.bounds(weights.stream)
+    small, large = least is None or least < -1.0, most is None or most > 1.0
+    if small or large:
+        known = "from -1 to 1" if small and large else "at least -1" if small else "at most 1"
+        bound = "max(min(…, 1.0), -1.0)" if small and large else "max(…, -1.0)" if small else "min(…, 1.0)"
+        said = f"the weights of normalizer `{attention.normalizer.name}` are not known to be {known}"
+        raise _refused(said, attention.normalizer.weight.span, f"bound them, as in {bound}, or compute in bf16")
     return E4M3
 
 
