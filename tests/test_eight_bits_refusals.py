@@ -18,6 +18,8 @@ from attngen.errors import Source
 from attngen.plan.footprint import loads_of
 from attngen.plan.split import shares
 from attngen.plan.tiles.portable import Tile, fitted, shared_bytes, table
+from attngen.verify import comparison
+from attngen.verify.comparison import Case
 
 CAUSAL = "attention a\nmask = causal\n"
 NAMES = [n for n in sorted(path.stem for path in EXAMPLES.glob("*.attn")) if n != "dropout"]
@@ -141,3 +143,17 @@ def test_weights_that_8_bits_might_not_hold_are_refused(weight: str, known: str,
         attngen.compile(normalized(weight), dtype="fp8")
     assert f"bound them, as in {bound}, or compute in bf16" in str(found.value)
     attngen.compile(normalized(bound.replace("…", weight)), dtype="fp8")
+
+
+def test_verify_quotes_the_line_that_it_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    spec = tmp_path / "dr.attn"
+    spec.write_text("attention a\ndropout = 0.1\n")
+    assert main(["verify", str(spec), "--dtype", "fp8", "--device", "cpu"]) == 2
+    shown = capsys.readouterr().err
+    assert "dr.attn:2:11: error[narrow-weights]" in shown and "2 | dropout = 0.1" in shown
+
+
+@pytest.mark.parametrize("length", [40, 400])
+def test_verify_takes_tiles_that_8_bits_have(length: int) -> None:
+    case = Case("", "fp8", (("Sq", length), ("Sk", length)))
+    comparison.compiled(Source(CAUSAL), api.options(dtype="fp8"), {}, "cpu")(case)

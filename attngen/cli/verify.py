@@ -97,10 +97,9 @@ def _of_spec(source: Source, args: Namespace) -> _Subject:
     consts = dict(args.define)
     geometries: tuple[str, ...] = tuple(dict.fromkeys(args.geometry or ["dense"]))
     options = {geometry: _options(args, geometry) for geometry in geometries}
-    spec = api.analyse(source, consts, dtype=args.dtype)
     from attngen.verify import comparison
 
-    planned = api.plan(spec, args.target)
+    spec, planned = api.checked_plan(source, consts, args.target, dtype=args.dtype)
     return _Subject(
         spec=api.callable_spec(spec, planned),
         plan=planned,

@@ -188,7 +188,8 @@ def tile_for(case: Case, device: str) -> tuple[int, int] | None:
     """Small tiles in the interpreter, so that even tiny shapes have several; on a GPU the kernel's own choice."""
     if device != "cpu":
         return None
-    return (16, 16) if max(case.size["Sq"], case.size["Sk"]) <= 128 else (32, 32)
+    small = max(case.size["Sq"], case.size["Sk"]) <= 128
+    return (16 if small else 32, 16 if small and case.dtype != NARROW else 32)
 
 
 def compiled(source: Source, options: Options, consts: Mapping[str, Const], device: str) -> Callable[[Case], Kernel]:
