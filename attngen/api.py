@@ -65,13 +65,6 @@ def options(
     pair = isinstance(cast(Any, tile), tuple | list) and len(cast(Any, tile)) == 2
     if tile is not None and not (pair and all(_is_tile_size(size) for size in tile)):
         raise UsageError(f"tile {tile!r} must be two powers of two from 16 to 512: (query rows, key columns)")
-    if tile is not None and dtype == NARROW:
-        from attngen.plan.numerics import E4M3, least_keys
-
-        least = least_keys(min(E4M3.itemsizes))
-        if tile[1] < least:
-            said = f"a tile of 8-bit floats has at least {least} keys, not {tile[1]}"
-            raise UsageError(f"{said}: write `tile={tile[0]},{least}`, or leave out `dtype=fp8`")
     if arch not in SOURCE_ARCHITECTURES:
         raise UsageError(f"no architecture {arch!r}; there are {', '.join(SOURCE_ARCHITECTURES)}")
     dims = (head_dim, head_dim) if isinstance(head_dim, int) else head_dim
@@ -80,11 +73,7 @@ def options(
         raise UsageError(f"head_dim {head_dim!r} must be an int from 1 to 256, or two: (of q and k, of v)")
     if dtype is not None and dtype not in FILE_DTYPES:
         raise UsageError(f"no dtype {dtype!r}; there are {', '.join(FILE_DTYPES)}")
-    if dtype == NARROW:
-        _refuse_beyond_narrow(arch, dims)
     _flag("forward", forward)
-    if dtype == NARROW and not {*geometry} <= {"dense"}:
-        raise UsageError("kernels of 8-bit floats take dense tensors alone: leave out `geometry=`, or `dtype=fp8`")
     narrowing = {"arch": arch != "auto", "head_dim": dims, "dtype": dtype, "forward": forward}
     if not own.for_chips and any(narrowing.values()):
         named = " and ".join(f"`{name}=`" for name, given in narrowing.items() if given)
@@ -98,6 +87,8 @@ def options(
         raise UsageError(f"no geometry {unknown!r}; there are {', '.join(GEOMETRIES)}")
     if not set(geometry) <= {*own.geometries}:
         raise UsageError(f"a {target} file has the geometry dense alone; files of target triton have the others")
+    if dtype == NARROW:
+        _check_narrow(arch, dims, tile, geometry, tuned=bool(tuned))
     tpu = tuple(t for t in tuned if isinstance(t, Tuned))
     gpu = tuple(t for t in tuned if isinstance(t, TunedGpu))
     if tuned and (own.tuned is None or not all(isinstance(t, own.tuned()) for t in tuned) or tile is not None):
@@ -116,12 +107,24 @@ def options(
     )
 
 
-def _refuse_beyond_narrow(arch: str, head_dim: tuple[int, int] | None) -> None:
+def _check_narrow(
+    arch: str,
+    head_dim: tuple[int, int] | None,
+    tile: tuple[int, int] | None,
+    geometry: Collection[str],
+    *,
+    tuned: bool,
+) -> None:
+    """Raises `UsageError` where options of 8-bit floats don't go together."""
     from attngen.plan.numerics import beyond_narrow
 
-    why = beyond_narrow(arch, head_dim)
+    if not {*geometry} <= {"dense"}:
+        raise UsageError("kernels of 8-bit floats take dense tensors alone: leave out `geometry=`, or `dtype=fp8`")
+    if tuned:
+        raise UsageError("tiles were tuned for elements of 16 or 32 bits: leave out `tiles=`, or `dtype=fp8`")
+    why = beyond_narrow(arch, head_dim, tile)
     if why is not None:
-        raise UsageError(why)
+        raise UsageError(f"{why}, or leave out `dtype=fp8`")
 
 
 def _names(argument: str, given: Any) -> Collection[str]:
@@ -166,7 +169,7 @@ def analyse(
     try:
         return narrowed(found)
     except SpecError as error:
-        raise type(error)(replace(d, source=source) for d in error.diagnostics) from None
+        raise error.quoting(source) from None
 
 
 def checked_plan(
@@ -188,7 +191,7 @@ def checked_plan(
         wrong = refutations(laws(spec, Work()), source)
         if wrong:
             raise Refuted(wrong) from None
-        raise type(error)(replace(d, source=source) for d in error.diagnostics) from None
+        raise error.quoting(source) from None
 
 
 def check(

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from attngen import chain, targets
-from attngen.errors import UsageError
+from attngen.errors import Source, SpecError, UsageError
 from attngen.ir.narrow import DESCALES, narrowed
+from attngen.plan.numerics import beyond_narrow
 from attngen.quantized import Quantized, dequantized, turned
 from attngen.vocabulary import NARROW
 
@@ -61,8 +62,15 @@ def kernel_of(kernel: Kernel) -> Any:
     if kernel.made is None or not targets.named(kernel.target).for_chips:
         raise UsageError(f"{kernel.name}: 8-bit floats are for kernels that were compiled for target triton")
     text, options = kernel.made
-    spec = narrowed(kernel.spec)
-    proof, emitted = chain.prove(spec, chain.plan(spec, kernel.target))
+    why = beyond_narrow(options.arch, options.head_dim, options.tile)
+    if why is not None:
+        raise UsageError(f"{kernel.name}: {why}, or give it tensors of 16 bits")
+    try:
+        spec = narrowed(kernel.spec)
+        planned = chain.plan(spec, kernel.target)
+    except SpecError as error:
+        raise error.quoting(Source(text)) from None
+    proof, emitted = chain.prove(spec, planned)
     if not proof.holds:
         doubtful = ", ".join(claim.subject for _, claim in (*proof.refuted, *proof.refused))
         raise UsageError(f"{kernel.name}: what the kernel of 8-bit floats computes is not proved: {doubtful}")

@@ -6,7 +6,7 @@ Takes source text and positions, returns one-line messages with a caret. Knows n
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,10 @@ class SpecError(AttnError):
     def __init__(self, diagnostics: Iterable[Diagnostic]):
         self.diagnostics = tuple(sorted(dict.fromkeys(diagnostics), key=lambda d: (d.span.line, d.span.column, d.code)))
         super().__init__("\n".join(d.render() for d in self.diagnostics))
+
+    def quoting(self, source: Source) -> SpecError:
+        """The same, with the lines quoted, of a stage that sees no text."""
+        return type(self)(replace(d, source=source) for d in self.diagnostics)
 
 
 class Refuted(SpecError):

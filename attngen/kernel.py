@@ -418,9 +418,15 @@ class Kernel:
         **params: Any,
     ) -> Array | tuple[Array, Array]:
         """The same result by the definition: dense, float64, NumPy. Takes arrays or tensors, in the target's order."""
+        import numpy as np
+
+        from attngen.ir.narrow import DESCALES
         from attngen.reference import evaluate
 
         q, k, v = (dequantized(x) if isinstance(x, Quantized) else x for x in (q, k, v))
+        if self.spec.value_scale is not None:
+            factors = {name: np.asarray(params.get(name, 1.0)) for name in DESCALES}
+            params |= {n: np.broadcast_to(x, k.shape[:2]) if x.ndim == 0 else x for n, x in factors.items()}
         heads_inside = targets.named(self.target).takes_jax
         if heads_inside:
             q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))

@@ -148,8 +148,34 @@ def test_a_factor_may_be_a_number_and_the_scale_any_sign() -> None:
         assert out.dtype is torch.float16 and error(out, torch.from_numpy(right.out)) <= 1e-3
 
 
+def test_a_scale_of_zero_keeps_what_is_no_number() -> None:
+    """As in the definition, where 0 * NaN is no number: in 8 bits and in 16."""
+    q, k, v = (x.detach() for x in tensors())
+    q[0, 1, 3, 5] = torch.nan
+    for dtype, cast in (("fp8", E4M3), (None, torch.float16)):
+        attend = attngen.compile(CAUSAL, dtype=dtype)
+        out = attend(*(x.to(cast) for x in (q, k, v)), scale=0.0)
+        assert out.isnan().all(-1).nonzero().tolist() == [[0, 1, 3]]
+        right = attend.reference(*(x.to(cast) for x in (q, k, v)), scale=0.0)
+        assert np.array_equal(np.isnan(right), out.isnan().numpy())
+        assert error(out[1], torch.from_numpy(right)[1]) <= 1e-2
+
+
+def test_kinds_of_numbers_and_the_reference() -> None:
+    attend = attngen.compile(CAUSAL, dtype="fp8")
+    given = [x.detach().to(E4M3) for x in tensors()]
+    out = attend(*given, q_descale=np.float32(0.5), k_descale=2)
+    wide = torch.from_numpy(attend.reference(*given, q_descale=0.5, k_descale=torch.full((2, 2), 2.0)))
+    assert error(out, wide) <= 4e-3
+    meta = attend(*(x.to("meta") for x in given), v_descale=2.0)
+    assert meta.is_meta and meta.shape == out.shape and meta.dtype is torch.bfloat16
+    narrow = [attngen.quantize(x.detach(), heads=2) for x in tensors()]
+    plain = attngen.compile(CAUSAL)
+    assert error(plain(*narrow), torch.from_numpy(plain.reference(*narrow))) <= 4e-3
+
+
 def test_layouts_and_granularity() -> None:
-    x = torch.randn(2, 40, 4, 32).transpose(1, 2)
+    x = (torch.randn(2, 40, 4, 32) * torch.tensor([1.0, 1.0, 8.0, 8.0])[:, None]).transpose(1, 2)
     by_head, whole = attngen.quantize(x, heads=2), attngen.quantize(x, "tensor", heads=2)
     assert by_head.values.stride() == x.stride() and by_head.descale.shape == whole.descale.shape == (2, 2)
     assert whole.descale.unique().numel() == 1 < by_head.descale.unique().numel()
@@ -218,6 +244,11 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         CAUSAL,
         lambda f, q, k, v: f(attngen.quantize(q, heads=2, rotate=True), *map(attngen.quantize, (k, v))),
         "rotate q and k, or neither, and not v",
+    ),
+    "no factor": (
+        CAUSAL,
+        lambda f, q, k, v: f(*(x.to(E4M3) for x in (q, k, v)), k_descale=10**400),
+        "k_descale must be above 0 and finite in float32",
     ),
     "lengths": (
         CAUSAL,

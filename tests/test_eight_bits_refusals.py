@@ -14,6 +14,7 @@ from hopper_model.cases import EXAMPLES
 import attngen
 from attngen import api
 from attngen.cli.main import main
+from attngen.emit import TunedGpu
 from attngen.errors import Source
 from attngen.plan.footprint import loads_of
 from attngen.plan.split import shares
@@ -157,3 +158,31 @@ def test_verify_quotes_the_line_that_it_refuses(capsys: pytest.CaptureFixture[st
 def test_verify_takes_tiles_that_8_bits_have(length: int) -> None:
     case = Case("", "fp8", (("Sq", length), ("Sk", length)))
     comparison.compiled(Source(CAUSAL), api.options(dtype="fp8"), {}, "cpu")(case)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tile": (64, 16)}, "at least 32 keys, not 16: write `tile=64,32`, or give it tensors of 16 bits"),
+        ({"arch": "sm_80"}, "not sm_80: write `arch=sm_90` or `arch=sm_100`, or give it tensors of 16 bits"),
+        ({"head_dim": 24}, "from 32 on, not 24 and 24: choose another `head_dim=`, or give it tensors of 16 bits"),
+    ],
+)
+def test_a_kernel_of_16_bits_that_cannot_take_8(options: dict[str, Any], said: str) -> None:
+    given = [attngen.quantize(torch.randn(1, heads, 40, 32), heads=2) for heads in (4, 2, 2)]
+    with pytest.raises(attngen.UsageError, match=re.escape(said)):
+        attngen.compile(CAUSAL, **options)(*given)
+
+
+def test_a_tile_in_the_file_is_quoted_at_the_first_call_with_8_bits() -> None:
+    given = [attngen.quantize(torch.randn(1, heads, 40, 32), heads=2) for heads in (4, 2, 2)]
+    with pytest.raises(attngen.SpecError, match="at least 32 keys, not 16") as found:
+        attngen.compile(CAUSAL + "tile q = 64, k = 16\n")(*given)
+    assert "3 | tile q = 64, k = 16" in str(found.value)
+    assert attngen.compile(CAUSAL + "tile q = 64, k = 32\n")(*given).shape == (1, 4, 40, 32)
+
+
+def test_tiles_that_were_tuned_for_more_bits_are_refused() -> None:
+    tuned = (TunedGpu(chip="sm_90", itemsize=2, head_block=64),)
+    with pytest.raises(attngen.UsageError, match="tuned for elements of 16 or 32 bits: leave out `tiles=`, or"):
+        api.options(dtype="fp8", tuned=tuned)

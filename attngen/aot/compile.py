@@ -103,7 +103,7 @@ def require(kind: str, *, arch: str, dtype: str, head_dim: tuple[int, int] | Non
         raise UsageError(f"{arch} has no {kind}; ask for {', '.join(fitting)}")
     why = beyond_narrow(arch, head_dim) if dtype == NARROW else None
     if why is not None:
-        raise UsageError(why)
+        raise UsageError(f"{why}, or leave out `dtype=fp8`")
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
             raise UsageError(lacking(f"binaries need {package}", package))

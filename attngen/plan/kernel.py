@@ -112,6 +112,11 @@ class KernelPlan:
         return apart(self.attention.mask, held) if mapped else self.attention.mask
 
     @property
+    def narrow(self) -> bool:
+        """Whether q, k and v are 8-bit floats with factors (`ir.narrow`)."""
+        return self.attention.value_scale is not None
+
+    @property
     def sees_mean(self) -> str | None:
         """Why adding one number to q . k of all pairs of a query changes its result; None: it does not.
 

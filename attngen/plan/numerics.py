@@ -44,14 +44,17 @@ def least_keys(itemsize: int) -> int:
     return 32 if itemsize == 1 else 16
 
 
-def beyond_narrow(arch: str, head_dim: tuple[int, int] | None) -> str | None:
-    """Why kernels of 8-bit floats are for no such chip ("auto", "portable": any) or head dims, with the way out."""
+def beyond_narrow(arch: str, head_dim: tuple[int, int] | None, tile: tuple[int, int] | None = None) -> str | None:
+    """Why kernels of 8-bit floats are for no such chip ("auto", "portable": any), head dims or tile, with the fix."""
     if arch not in ("auto", "portable", *E4M3.chips):
         able = " or ".join(f"`arch={chip}`" for chip in sorted(E4M3.chips, reverse=True))
-        return f"8-bit floats need a chip that multiplies them, not {arch}: write {able}, or leave out `dtype=fp8`"
+        return f"8-bit floats need a chip that multiplies them, not {arch}: write {able}"
     if head_dim is not None and any(d < 32 or d % 16 for d in head_dim):
         said = f"head dims of 8-bit floats must be multiples of 16, from 32 on, not {head_dim[0]} and {head_dim[1]}"
-        return f"{said}: choose another `head_dim=`, or leave out `dtype=fp8`"
+        return f"{said}: choose another `head_dim=`"
+    least = least_keys(min(E4M3.itemsizes))
+    if tile is not None and tile[1] < least:
+        return f"a tile of 8-bit floats has at least {least} keys, not {tile[1]}: write `tile={tile[0]},{least}`"
     return None
 
 

@@ -270,7 +270,7 @@ GLUON = (
 
 def _modules(plan: KernelPlan, options: Options, *, gluon: bool) -> tuple[str, ...]:
     """Those of the runtime that are called by their names."""
-    of_gluon = ("sm90", *(("quads",) if plan.attention.value_scale is not None else ())) if gluon else ()
+    of_gluon = ("sm90", *(("quads",) if plan.narrow else ())) if gluon else ()
     return tuple(sorted(("host", "items", "rows", *of_gluon, *(("ragged",) if options.sequences else ()))))
 
 

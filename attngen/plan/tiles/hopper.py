@@ -130,7 +130,7 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         keys=_apart_walk(keys, plan.keys, test),
         elsewhere=sums_beside_dkdv(plan),
     )
-    narrow = slack > 0 and plan.attention.value_scale is not None
+    narrow = slack > 0 and plan.narrow
     return HopperPlan(
         slack=slack,
         lead=max((lead_of(slack, s.keys) for s in dense.values()), default=0) if narrow else 0,
@@ -172,7 +172,7 @@ def skeletons(t: Traits, own: tuple[int, int] | None, *, sequences: bool = False
     """
     plan = t.plan
     rows = dict(_fastest(t, sequences=sequences and own is None))
-    if plan.attention.value_scale is not None:
+    if plan.narrow:
         rows = dict(_of_eight_bits(rows))
     fetched = t.fetched
     if fetched is not None and fetched.of_all_batches and (32, 32) in rows:  # eight batches, or heads

@@ -187,9 +187,9 @@ def lagging(plan: KernelPlan) -> Iterator[Claim]:
     if weight.most > 0 or weight.nan:
         wrong.append(f"a weight with a new reference: exponent may be {_short(weight)}")
     most, sums = 2**slack, 27 + slack
-    narrow, lead = plan.attention.value_scale is not None, plan.hopper.lead if plan.hopper is not None else 0
-    formats = "e4m3, which ends at 448" if narrow else "fp16, bf16 and fp32"
-    if slack > (8 if narrow else 14):  # fp16 ends below 2**16, and an exponent may be rounded up
+    lead = plan.hopper.lead if plan.hopper is not None else 0
+    formats = "e4m3, which ends at 448" if plan.narrow else "fp16, bf16 and fp32"
+    if slack > (8 if plan.narrow else 14):  # fp16 ends below 2**16, and an exponent may be rounded up
         wrong.append(f"a weight of {most} may leave {formats}")
     if not 0 <= lead <= slack:
         wrong.append(f"a new reference may lie {lead} powers of two below the maximum")

@@ -191,14 +191,15 @@ class Attention(Calls):
             given[i - 3] = x
         if self.positive and scale <= 0.0:
             # The kernels take a positive scale; its sign, or its being zero, goes into q.
-            q, scale = (self.negated(q), -scale) if scale < 0.0 else (torch.zeros_like(q), 1.0)
+            q, scale = (self.signed(q, -1.0), -scale) if scale < 0.0 else (self.signed(q, 0.0), 1.0)
         more: list[Any] = [seed_tensor(self.refuse, seed, q.device)] if self.dropout else []
         if self.rounds:
             more.append(self.loses((q, k, v, *given)))
         return (q, k, v, *given, float(scale), *more, *places)
 
-    def negated(self, q: Tensor) -> Tensor:
-        return -q
+    def signed(self, q: Tensor, sign: float) -> Tensor:
+        """q times -1 or 0: what is no number stays so."""
+        return q * sign
 
     def result_dtype(self, inputs: tuple[Any, ...]) -> torch.dtype:
         """That of out."""

@@ -134,10 +134,10 @@ def current(x: Tensor) -> AbstractContextManager[object]:
 
 
 def stream_of(device: torch.device) -> int | None:
-    """The stream whose calls may share tensors. None on the CPU, on a device that is not current, and while a CUDA
+    """The stream whose calls may share tensors. None but on a GPU, on a device that is not current, and while a CUDA
     graph is captured, since each replay must fill its own.
     """
-    if device.type == "cpu" or device.index != torch.cuda.current_device() or torch.cuda.is_current_stream_capturing():
+    if device.type != "cuda" or device.index != torch.cuda.current_device() or torch.cuda.is_current_stream_capturing():
         return None
     active: Any = driver.active
     return active.get_current_stream(device.index)

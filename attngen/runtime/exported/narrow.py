@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .arguments import is_number
 from .attention import Attention, Param
 from .calls import wants_gradient
 from .devices import ceil, chip, number_tensor, padded
@@ -50,12 +51,18 @@ class NarrowAttention(Attention):
         q = operands[0]
         if isinstance(q, Tensor):
             own = unwatched(q)
-            factors = [
-                number_tensor(x, q.device, own).reshape(1, 1) if type(x) in (int, float) else x for x in operands[-3:]
-            ]
-            operands = (*operands[:-3], *factors)
+            factors = zip(self.params[-4:-1], operands[-3:], strict=True)
+            operands = (*operands[:-3], *[self.factor(p.name, x, q.device, own) for p, x in factors])
         operands = (*operands, out_dtype is torch.float16)
         return super().__call__(operands, scale, return_lse, dropout_seed, check)
+
+    def factor(self, name: str, x: Any, device: torch.device, own: bool) -> Any:
+        """A number as a tensor of one element."""
+        if not is_number(x):
+            return x
+        if not 0.0 < x <= torch.finfo(torch.float32).max:
+            self.refuse(f"{name} must be above 0 and finite in float32")
+        return number_tensor(float(x), device, own).reshape(1, 1)
 
     def call(
         self, operands: tuple[Any, ...], scale: Any, seed: Any, bounds: tuple[Any, ...] = (), rows: Any = None
@@ -63,7 +70,7 @@ class NarrowAttention(Attention):
         q = operands[0]
         narrow = all(isinstance(x, Tensor) and x.dtype is NARROW for x in operands[:3])
         with torch.autocast(q.device.type, enabled=False) if narrow and any_autocast() else nullcontext():
-            if not (narrow and chip(q.device) == "cpu"):
+            if not (narrow and not q.is_meta and chip(q.device) == "cpu"):
                 return super().call(operands, scale, seed, bounds, rows)
             # Triton's interpreter rounds wrongly to 8 bits: it computes in float32.
             wide = (*(x.float() for x in operands[:3]), *operands[3:])
@@ -92,8 +99,12 @@ class NarrowAttention(Attention):
         if min(D, Dv) < 32 or D % 16 or Dv % 16:
             self.refuse(f"head dims of 8-bit floats must be multiples of 16, from 32 on, not {D} and {Dv}")
 
-    def negated(self, q: Tensor) -> Tensor:
-        return (q.view(torch.uint8) ^ 128).view(NARROW) if q.dtype is NARROW else -q
+    def signed(self, q: Tensor, sign: float) -> Tensor:
+        if q.dtype is not NARROW:
+            return super().signed(q, sign)
+        bits = q.view(torch.uint8)
+        found = bits ^ 128 if sign < 0.0 else torch.where(bits & 127 == 127, bits, 0)  # 127: not a number
+        return found.view(NARROW)
 
     def result_dtype(self, inputs: tuple[Any, ...]) -> torch.dtype:
         if inputs[0].dtype is not NARROW:

@@ -349,7 +349,7 @@ def gluon_view(
         sequences=sequences,
         table=Table(kernel="_hopper_forward_kernel", kind=Skeleton, rows=keyed(table.items())),
         fetched=fetched,
-        narrow=plan.attention.value_scale is not None,
+        narrow=plan.narrow,
     )
 
 
@@ -407,9 +407,8 @@ def _share_view(share: Share | None, loops: Loops, call: str) -> ShareView:
 
 
 def _form_view(plan: KernelPlan, weights: WeightView, code: KernelCode) -> FormView:
-    form, numerics = plan.weights.form, plan.numerics
-    narrow = numerics.raised > 0
-    operand = f"quads.words_of(weight, {numerics.raised})" if narrow else _CONVERTED
+    form = plan.weights.form
+    operand = f"quads.words_of(weight, {plan.numerics.raised})" if plan.narrow else _CONVERTED
     ramp = "rise" in code.results  # then references are logits
     factor = "1.0" if ramp else code.results["factor"] or "1.0"
     log2_extra, extra = code.results["log2_extra"], code.results["extra"]
@@ -422,7 +421,7 @@ def _form_view(plan: KernelPlan, weights: WeightView, code: KernelCode) -> FormV
                 weighed=("weight", "rescale", "row_sum", "row_max"),
                 rescale=("acc = sm90.rescaled(acc, rescale)",),
                 operand="quads.words_of_lagging(weight)"
-                if narrow
+                if plan.narrow
                 else "sm90.unpacked(weight, config.dtype, weight_layout)",
                 normalize="sm90.normalized",
                 closing=(),

@@ -83,7 +83,7 @@ class CallParts:
 
 
 def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
-    params, w, gradients, narrow = parts.params, parts.weights, parts.gradients, _is_narrow(plan)
+    params, w, gradients, narrow = parts.params, parts.weights, parts.gradients, plan.narrow
     facts = torch_facts(plan, params, host_names(plan.attention, params, RUNTIME), calls=RUNTIME)
     checks = check_lines(plan, params, RUNTIME)
     sizes = size_checks(plan, params, RUNTIME)
@@ -148,12 +148,8 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
 _FACTORS = "q, k and v stand for themselves times these factors; a number counts for all batches and heads."
 
 
-def _is_narrow(plan: KernelPlan) -> bool:
-    return plan.attention.value_scale is not None
-
-
 def _annotation(plan: KernelPlan, param: ParamView) -> str:
-    factor = _is_narrow(plan) and param.keyword in DESCALES
+    factor = plan.narrow and param.keyword in DESCALES
     return "Tensor | float = 1.0" if factor else param.public_annotation
 
 
@@ -212,7 +208,7 @@ def _docs(plan: KernelPlan, params: tuple[ParamView, ...], facts: FactsView) -> 
         check = ("check is accepted for the sake of a common signature: here every call checks all facts.",)
     return (
         *(param_doc(plan, p) for p in params),
-        *((_FACTORS,) if _is_narrow(plan) else ()),
+        *((_FACTORS,) if plan.narrow else ()),
         f"scale multiplies q . k where the score says so; 1 / sqrt(D) when not given.{learns}",
         seed,
         *check,

@@ -102,7 +102,7 @@ def kept_view(frame: Frame) -> KeptView | None:
     lines = (*code.head_lines, *code.held_lines)
     text = code.results["kept"]
     read = free_names([*lines, text, "Sk"])
-    turned = frame.plan.attention.value_scale is not None
+    turned = frame.plan.narrow
     return KeptView(tuple(n for n in known[1:] if n in read), lines, text, turned)
 
 
