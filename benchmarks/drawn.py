@@ -205,26 +205,16 @@ def table(result: Result) -> str:
 
 
 def main(argv: list[str]) -> int:
-    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = top.add_subparsers(dest="command", required=True)
-    p = commands.add_parser("prepare", help="draw cells and compile their specs (needs attngen)")
-    p.add_argument("directory", type=Path)
-    p.add_argument("--seed", type=int, help="a fresh one if it is missing")
-    p.add_argument("--cells", type=int, default=40, metavar="N")
-    p.add_argument("--dry", action="store_true", help="at a tiny size")
-    sweep.options(commands, "cells whose key holds one of these", HERE / "drawn.json", 300.0)
-    p = commands.add_parser("table")
-    p.add_argument("file", type=Path, nargs="?", default=HERE / "drawn.json")
-    args = top.parse_args(argv)
-    match args.command:
-        case "prepare":
-            seed = secrets.randbelow(2**31) if args.seed is None else args.seed
-            prepare(args.directory, seed, args.cells, dry=args.dry)
-        case "run":
-            return run(args)
-        case _:
-            print(table(report.read(args.file)))
-    return 0
+    p = sweep.parser(__doc__, "cells whose key holds one of these", HERE / "drawn.json", 300.0)
+    p.prepare.add_argument("--seed", type=int, help="a fresh one if it is missing")
+    p.prepare.add_argument("--cells", type=int, default=40, metavar="N")
+    p.prepare.add_argument("--dry", action="store_true", help="at a tiny size")
+    return sweep.perform(p.top.parse_args(argv), draw_and_prepare, run, table)
+
+
+def draw_and_prepare(args: argparse.Namespace) -> None:
+    seed = secrets.randbelow(2**31) if args.seed is None else args.seed
+    prepare(args.directory, seed, args.cells, dry=args.dry)
 
 
 if __name__ == "__main__":

@@ -166,32 +166,21 @@ def table(result: Result) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    all_cells = [Cell(mask, 1, 4, 2, 64, 32) for mask in TEXTS] if args.device == "cpu" else matrix()
-    cells = [c for c in all_cells if not args.only or any(c.key.startswith(only) for only in args.only)]
+    cells = [Cell(mask, 1, 4, 2, 64, 32) for mask in TEXTS] if args.device == "cpu" else matrix()
     measured = functools.partial(measure, args=args)
-    made = sweep.Sweep(script=Path(__file__).resolve(), cells=cells, measure=measured, line=line, table=table)
-    return sweep.run(made, args)
+    script, chosen = Path(__file__).resolve(), sweep.chosen(cells, args)
+    return sweep.run(sweep.Sweep(script=script, cells=chosen, measure=measured, line=line, table=table), args)
+
+
+def prepare(args: argparse.Namespace) -> None:
+    specs = {name: Spec(text) for name, text in TEXTS.items()}
+    eight = {f"{name}_fp8": Spec(text, dtype="fp8") for name, text in TEXTS.items()}
+    saved.prepare(args.directory, {**specs, **eight})
 
 
 def main(argv: list[str]) -> int:
-    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = top.add_subparsers(dest="command", required=True)
-    p = commands.add_parser("prepare", help="compile the kernels into a directory")
-    p.add_argument("directory", type=Path)
-    sweep.options(commands, "keys that start so", HERE / "fp8.json", 200.0)
-    p = commands.add_parser("table")
-    p.add_argument("file", type=Path, nargs="?", default=HERE / "fp8.json")
-    args = top.parse_args(argv)
-    match args.command:
-        case "prepare":
-            specs = {name: Spec(text) for name, text in TEXTS.items()}
-            eight = {f"{name}_fp8": Spec(text, dtype="fp8") for name, text in TEXTS.items()}
-            saved.prepare(args.directory, {**specs, **eight})
-        case "run":
-            return run(args)
-        case _:
-            print(table(report.read(args.file)))
-    return 0
+    args = sweep.parser(__doc__, "keys that start so", HERE / "fp8.json", 200.0).top.parse_args(argv)
+    return sweep.perform(args, prepare, run, table)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import holes
-import report
 import saved
 import sweep
 from report import Result
@@ -198,32 +197,17 @@ def table(result: Result) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    cells = list(dry_matrix() if args.device == "cpu" else matrix())
-    chosen = [c for c in cells if not args.only or any(c.key.startswith(only) for only in args.only)]
+    cells = sweep.chosen(dry_matrix() if args.device == "cpu" else matrix(), args)
     measured = functools.partial(measure, args=args)
     script, facts = Path(__file__).resolve(), {"seed": args.seed}
-    made = sweep.Sweep(script=script, cells=chosen, measure=measured, line=holes.line, table=table, facts=facts)
+    made = sweep.Sweep(script=script, cells=cells, measure=measured, line=holes.line, table=table, facts=facts)
     return sweep.run(made, args)
 
 
 def main(argv: list[str]) -> int:
-    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = top.add_subparsers(dest="command", required=True)
-    p = commands.add_parser("prepare", help="read the functions, compile the specs into a directory (needs attngen)")
-    p.add_argument("directory", type=Path)
-    p = sweep.options(commands, "keys that start so", HERE / "from_flex.json", 300.0)
-    p.add_argument("--seed", type=int, default=0)
-    p = commands.add_parser("table")
-    p.add_argument("file", type=Path, nargs="?", default=HERE / "from_flex.json")
-    args = top.parse_args(argv)
-    match args.command:
-        case "prepare":
-            saved.prepare(args.directory, specs())
-        case "run":
-            return run(args)
-        case _:
-            print(table(report.read(args.file)))
-    return 0
+    p = sweep.parser(__doc__, "keys that start so", HERE / "from_flex.json", 300.0)
+    p.run.add_argument("--seed", type=int, default=0)
+    return sweep.perform(p.top.parse_args(argv), lambda args: saved.prepare(args.directory, specs()), run, table)
 
 
 if __name__ == "__main__":

@@ -208,32 +208,23 @@ def table(result: Result) -> str:
 
 
 def main(argv: list[str]) -> int:
-    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = top.add_subparsers(dest="command", required=True)
-    p = commands.add_parser("prepare", help="compile the specs into a directory (needs attngen)")
-    p.add_argument("directory", type=Path)
     only = "keys that start so; * is anything: rollouts*:32/8"
-    p = sweep.options(commands, only, HERE / "holes.json", 300.0)
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--sequences", action="store_true", help="attngen's other geometries, too, of cells that have rows")
-    p = commands.add_parser("kernels", help="microseconds of each kernel of attngen's calls")
+    made = sweep.parser(__doc__, only, HERE / "holes.json", 300.0)
+    made.run.add_argument("--seed", type=int, default=0)
+    made.run.add_argument(
+        "--sequences", action="store_true", help="attngen's other geometries, too, of cells that have rows"
+    )
+    p = made.commands.add_parser("kernels", help="microseconds of each kernel of attngen's calls")
     p.add_argument("--kernels", type=Path, required=True, metavar="DIR", help="what `prepare` wrote")
     p.add_argument("--only", nargs="+", default=[], metavar="KEY", help=only)
     p.add_argument("--seed", type=int, default=0)
     p.set_defaults(device="cuda", sequences=False)
-    p = commands.add_parser("table")
-    p.add_argument("file", type=Path, nargs="?", default=HERE / "holes.json")
-    args = top.parse_args(argv)
-    match args.command:
-        case "prepare":
-            saved.prepare(args.directory, {**SPECS, **rows_of_holes.SPECS})
-        case "run":
-            return run(args)
-        case "kernels":
-            return kernels(args)
-        case _:
-            print(table(report.read(args.file)))
-    return 0
+    args = made.top.parse_args(argv)
+    return kernels(args) if args.command == "kernels" else sweep.perform(args, prepare, run, table)
+
+
+def prepare(args: argparse.Namespace) -> None:
+    saved.prepare(args.directory, {**SPECS, **rows_of_holes.SPECS})
 
 
 if __name__ == "__main__":

@@ -239,32 +239,20 @@ def draw(result: Result, path: Path) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = top.add_subparsers(dest="command", required=True)
-    p = commands.add_parser("prepare", help="compile the specs into a directory (needs attngen)")
-    p.add_argument("directory", type=Path)
-    only = "keys that start so; * is anything: causal:*:32/8"
-    measuring = sweep.options(commands, only, HERE / "models.json", 500.0)
-    measuring.add_argument("--seed", type=int, default=0)
-    measuring.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
-    for name in ("table", "plot"):
-        p = commands.add_parser(name)
-        p.add_argument("file", type=Path, nargs="?", default=HERE / "models.json")
-    return top
+    made = sweep.parser(__doc__, "keys that start so; * is anything: causal:*:32/8", HERE / "models.json", 500.0)
+    made.run.add_argument("--seed", type=int, default=0)
+    made.run.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
+    p = made.commands.add_parser("plot", help="draw what was measured")
+    p.add_argument("file", type=Path, nargs="?", default=HERE / "models.json")
+    return made.top
 
 
 def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
-    match args.command:
-        case "prepare":
-            saved.prepare(args.directory, SPECS)
-        case "run":
-            return run(args)
-        case "table":
-            print(table(report.read(args.file)))
-        case _:
-            draw(report.read(args.file), args.file.with_suffix(".svg"))
-    return 0
+    if args.command == "plot":
+        draw(report.read(args.file), args.file.with_suffix(".svg"))
+        return 0
+    return sweep.perform(args, lambda args: saved.prepare(args.directory, SPECS), run, table)
 
 
 if __name__ == "__main__":

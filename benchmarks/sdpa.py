@@ -108,32 +108,21 @@ def table(result: Result) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    cells = [c for c in matrix() if not args.only or any(c.key.startswith(only) for only in args.only)]
     measured = functools.partial(measure, args=args)
-    made = sweep.Sweep(script=Path(__file__).resolve(), cells=cells, measure=measured, line=line, table=table)
-    return sweep.run(made, args)
+    script, chosen = Path(__file__).resolve(), sweep.chosen(matrix(), args)
+    return sweep.run(sweep.Sweep(script=script, cells=chosen, measure=measured, line=line, table=table), args)
+
+
+def prepare(args: argparse.Namespace) -> None:
+    from attngen.integrations.specs import Choice
+
+    choices = {"causal": Choice(), "full": Choice(after=None)}
+    saved.prepare(args.directory, {name: Spec(choice.text()) for name, choice in choices.items()})
 
 
 def main(argv: list[str]) -> int:
-    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = top.add_subparsers(dest="command", required=True)
-    p = commands.add_parser("prepare", help="compile the kernels into a directory")
-    p.add_argument("directory", type=Path)
-    sweep.options(commands, "keys that start so", HERE / "sdpa.json", 200.0)
-    p = commands.add_parser("table")
-    p.add_argument("file", type=Path, nargs="?", default=HERE / "sdpa.json")
-    args = top.parse_args(argv)
-    match args.command:
-        case "prepare":
-            from attngen.integrations.specs import Choice
-
-            choices = {"causal": Choice(), "full": Choice(after=None)}
-            saved.prepare(args.directory, {name: Spec(choice.text()) for name, choice in choices.items()})
-        case "run":
-            return run(args)
-        case _:
-            print(table(report.read(args.file)))
-    return 0
+    args = sweep.parser(__doc__, "keys that start so", HERE / "sdpa.json", 200.0).top.parse_args(argv)
+    return sweep.perform(args, prepare, run, table)
 
 
 if __name__ == "__main__":

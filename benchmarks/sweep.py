@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -157,8 +157,22 @@ def turns(args: argparse.Namespace) -> Any:
     return made if args.mate is None else replace(made, begin=functools.partial(_await_turn, Path(args.mate[0])))
 
 
-def options(commands: Any, only: str, output: Path, budget: float) -> argparse.ArgumentParser:
-    """The parser of `run`; `only` says which keys `--only` chooses."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parser:
+    """A script's, with `prepare DIRECTORY`, `run` and `table [FILE]`, to which a script adds options and commands."""
+
+    top: argparse.ArgumentParser
+    commands: Any
+    prepare: argparse.ArgumentParser
+    run: argparse.ArgumentParser
+
+
+def parser(doc: str | None, only: str, output: Path, budget: float) -> Parser:
+    """`doc`: the script's text; `only`: which keys `--only` chooses; `output`: the JSON, if none is named."""
+    top = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = top.add_subparsers(dest="command", required=True)
+    prepare = commands.add_parser("prepare", help="compile the kernels into a directory (needs attngen)")
+    prepare.add_argument("directory", type=Path)
     p = commands.add_parser("run", help="measure, or continue a run")
     p.add_argument("--kernels", type=Path, required=True, metavar="DIR", help="what `prepare` wrote")
     p.add_argument("--only", nargs="+", default=[], metavar="KEY", help=only)
@@ -169,4 +183,28 @@ def options(commands: Any, only: str, output: Path, budget: float) -> argparse.A
     p.add_argument("--budget", type=float, default=budget, metavar="S", help="no cell starts later (%(default)s)")
     p.add_argument("--rep", type=float, default=45.0, metavar="MS", help="milliseconds a measurement (%(default)s)")
     p.add_argument("--rounds", type=int, default=3, help="turns that a measurement is split into (%(default)s)")
-    return p
+    shown = commands.add_parser("table", help="print what was measured")
+    shown.add_argument("file", type=Path, nargs="?", default=output)
+    return Parser(top=top, commands=commands, prepare=prepare, run=p)
+
+
+def perform(
+    args: argparse.Namespace,
+    prepare: Callable[[argparse.Namespace], object],
+    measure: Callable[[argparse.Namespace], int],
+    table: Callable[[Result], str],
+) -> int:
+    """One of the three commands; the exit status."""
+    match args.command:
+        case "prepare":
+            prepare(args)
+        case "run":
+            return measure(args)
+        case _:
+            print(table(report.read(args.file)))
+    return 0
+
+
+def chosen(cells: Iterable[Any], args: argparse.Namespace) -> list[Any]:
+    """The cells whose key begins as `--only` says."""
+    return [c for c in cells if not args.only or any(c.key.startswith(only) for only in args.only)]
